@@ -1,0 +1,42 @@
+# Every target sets up what it needs in .venv: Python 3.11+, a C++17 compiler and git are enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+WORKERS ?= auto
+
+.PHONY: help demo test lint bench docs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(VENV)/experiments ## draw Fig. 1 of the paper and print a small table (a minute, mostly set-up)
+	$(BIN)/sparsetopk demo --out out
+
+test: $(VENV)/dev ## run all tests
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(VENV)/dev ## check style (ruff) and types (mypy, strict)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/dev ## time the operators against the hard ones, as ratios in one run
+	$(BIN)/python benchmarks/numpy_operators.py
+
+docs: $(VENV)/docs ## build the documentation into docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+clean: ## remove everything that the other targets made
+	rm -rf $(VENV) build dist out docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/python:
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# An editable install with one extra; the file of the same name records that it is up to date.
+$(VENV)/dev $(VENV)/docs $(VENV)/experiments: $(VENV)/%: $(SOURCES) | $(VENV)/python
+	$(PIP) --editable '.[$*]'
+	touch $@

@@ -1,0 +1,42 @@
+"""Names for the types that the whole package uses."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.intp]
+Bools = NDArray[np.bool_]
+FloatArray = NDArray[np.floating[Any]]
+"""What the front-end returns: the floating dtype of its input."""
+
+Solver = Literal["threshold", "pav", "dykstra", "bca"]
+IsotonicSolver = Literal["pav", "dykstra", "bca"]
+PhiName = Literal["identity", "half_square", "abs", "exp"]
+Completion = Literal["spread", "best"]
+Reduction = Literal["mean", "sum", "none"]
+
+
+class SolverOptions(TypedDict, total=False):
+    """How long a solver works: to ``tol``, or (``max_iter`` alone) exactly so many iterations."""
+
+    tol: float
+    max_iter: int
+
+
+__all__ = [
+    "Array",
+    "ArrayLike",
+    "Bools",
+    "Completion",
+    "FloatArray",
+    "Ints",
+    "IsotonicSolver",
+    "PhiName",
+    "Reduction",
+    "Solver",
+    "SolverOptions",
+]

@@ -1,0 +1,226 @@
+"""The value f_{phi,R}(x, 1_k) of the relaxed top-k, and the Fenchel-Young loss it generates."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ._types import Array, Completion, FloatArray, PhiName, Reduction
+from .arguments import Rows, check_choice, check_phi, regularizer
+from .phis import PHIS
+from .regularizers import PNorm
+from .relaxed import TopKProblem
+from .rowwise import row_any, row_sum
+
+
+def topk_value(
+    x: ArrayLike,
+    k: ArrayLike,
+    lam: ArrayLike = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    phi: PhiName = "identity",
+    axis: int = -1,
+) -> FloatArray:
+    r"""The optimal value of the relaxed top-k problem, one per row.
+
+    .. math:: f_{\phi,R}(x, 1_k) = \max_y \langle x, y \rangle - f_\phi^*(y, 1_k) - R(y)
+
+    It is convex in x, and its gradient in x is the operator itself: ``topk_mask`` for phi =
+    "identity", ``topk_mag(debias=False)`` for "half_square", ``topk_sign`` for "abs". Padded (-inf)
+    entries take no part; ``lam = 0`` gives the sum of the k largest phi(x_i).
+
+    >>> float(topk_value([3.0, 1.0, -1.0], k=2, lam=0.0))
+    4.0
+    """
+    checked = check_phi(phi)
+    if two_sided and checked.name != "identity":
+        raise ValueError(f"phi must be 'identity' when two_sided=True, got {phi!r}")
+    problem = TopKProblem.of(x, k, lam, axis, regularizer(p, two_sided), checked)
+    return problem.rows.restore_scalars(_value(problem))
+
+
+def _value(problem: TopKProblem) -> Array:
+    """f_{phi,R}(x, 1_k) as (m, 1)."""
+    x, phi, reg = problem.x, problem.phi, problem.reg
+    solution, lam = problem.solution, problem.relaxing_lam
+    candidate = x > -np.inf
+    if isinstance(reg, PNorm):  # R*(x - u) + sum_i w_i phi(u_i), at u
+        u = np.where(solution.weight > 0, solution.u, 0.0)
+        soft = lam * reg.conjugate(solution.d) + solution.weight * phi.value(u)
+    else:  # <x, y> - R(y), at y
+        y = reg.response(solution.d)
+        finite = np.where(np.isfinite(x), x, 0.0)
+        soft = np.where(candidate, finite * y - lam * reg.penalty(y), 0.0)
+    total = row_sum(soft)
+    if problem.hard.any():
+        mask = problem.hard_mask
+        hard = mask * phi.value(np.where(mask > 0, x, 0.0))
+        total = np.where(problem.hard, row_sum(hard), total)
+    infinite = row_any(x == np.inf) & (problem.k > 0)
+    return problem.row_results(np.where(infinite, np.inf, total))
+
+
+class _Targets(NamedTuple):
+    """Targets as rows (m, n) in [0, 1]."""
+
+    t: Array
+    hard: bool  # every entry is 0 or 1: sets of labels
+
+
+def _targets(targets: ArrayLike, rows: Rows) -> _Targets:
+    """Class indices in the shape of the logits without their last axis, or weights in [0, 1]."""
+    array = np.asarray(targets)
+    if array.dtype.kind in "iu":
+        if array.shape != rows.shape[:-1]:
+            raise ValueError(
+                f"targets must have shape {rows.shape[:-1]} when they are class indices (that of "
+                f"logits without the last axis), got {array.shape}"
+            )
+        bad = (array < 0) | (array >= rows.n)
+        if bad.any():
+            raise ValueError(
+                f"targets must be class indices in [0, {rows.n}), got {array[bad].flat[0]}"
+            )
+        return _Targets((np.arange(rows.n) == array.reshape(-1, 1)).astype(np.float64), True)
+    if array.dtype.kind not in "fb":
+        raise TypeError(
+            "targets must be integer class indices, or booleans or floats in the shape of logits, "
+            f"got dtype {array.dtype}"
+        )
+    t = array.astype(np.float64)
+    if t.shape != rows.shape:
+        raise ValueError(f"targets must have the shape of logits, {rows.shape}, got {t.shape}")
+    if not ((t >= 0) & (t <= 1)).all():
+        raise ValueError(
+            f"targets must be in [0, 1], got values from {np.min(t):g} to {np.max(t):g}"
+        )
+    return _Targets(t.reshape(rows.data.shape), bool(np.isin(t, (0.0, 1.0)).all()))
+
+
+def _inner(x: Array, t: Array) -> Array:
+    """<x, t> per row, (m, 1), where 0 times an infinite logit is 0."""
+    return row_sum(np.where(t == 0, 0.0, x) * t)
+
+
+class _Loss(NamedTuple):
+    value: Array  # (m, 1)
+    gradient: Array  # (m, n)
+
+
+def _fenchel_young(
+    logits: ArrayLike,
+    targets: ArrayLike,
+    k: ArrayLike,
+    lam: ArrayLike,
+    p: float,
+    two_sided: bool,
+    completion: Completion | None,
+) -> tuple[Rows, _Loss]:
+    reg = regularizer(p, two_sided)
+    problem = TopKProblem.of(logits, k, lam, -1, reg, PHIS["identity"])
+    rows, x = problem.rows, problem.x
+    t, are_labels = _targets(targets, rows)
+    value, y = _value(problem), problem.row_results(problem.mask)
+    if completion is None:
+        return rows, _Loss(value - _inner(x, t), y - t)
+    check_choice("completion", completion, ("spread", "best"))
+    mass = row_sum(t)
+    if (mass > problem.k).any():
+        raise ValueError(
+            f"targets must have at most k labels (a sum of at most k) with completion={completion!r},"
+            f" got {mass.max():g} for k={problem.k.flat[mass.argmax()]:g}"
+        )
+    candidate = x > -np.inf
+    if completion == "spread":
+        room = np.where(candidate, 1.0 - t, 0.0)
+        left = row_sum(room)
+        t = t + room * (problem.k - mass) / np.where(left > 0, left, 1.0)
+        penalty = np.where(candidate, problem.lam * reg.penalty(t), 0.0)
+        value = value - _inner(x, t) + row_sum(penalty)
+        return rows, _Loss(value, y - t)
+    if not are_labels:
+        raise ValueError(
+            "targets must be class indices or sets of labels (0 or 1) with completion='best', got "
+            "soft targets"
+        )
+    # The labels are taken whole; the rest is the top-(k - m) of what remains.
+    others = TopKProblem(
+        Rows(np.where(t > 0, -np.inf, x), rows.shape, rows.axis, rows.dtype),
+        problem.lam,
+        reg,
+        problem.phi,
+        "threshold",
+        None,
+        problem.k - mass,
+    )
+    taken = _inner(x, t) - mass * problem.lam * reg.penalty(np.ones(1))
+    restricted = np.where(t > 0, 1.0, others.mask)
+    return rows, _Loss(value - taken - _value(others), y - restricted)
+
+
+def topk_loss(
+    logits: ArrayLike,
+    targets: ArrayLike,
+    k: ArrayLike,
+    lam: ArrayLike = 1.0,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    completion: Completion | None = None,
+    reduction: Reduction = "mean",
+) -> FloatArray:
+    r"""Fenchel-Young top-k loss over the last axis.
+
+    .. math:: \ell(x, t) = f_{\phi,R}(x, 1_k) - \langle x, t \rangle, \qquad \nabla_x \ell = y(x) - t
+
+    ``targets`` are class indices (integers, the shape of ``logits`` without the last axis) or weights
+    in [0, 1] in the shape of ``logits`` (one-hot, several labels, or soft).
+
+    With k greater than the sum of t, as for one label and k > 1, t is not in P(1_k): the paper's loss
+    (``completion=None``) then decreases without bound as all logits decrease together. Two
+    completions are invariant to that shift, and nonnegative:
+
+    - ``"spread"``: t is filled up to a sum of k, evenly on the classes that are not labels
+      (:math:`t'_i = t_i + (1 - t_i)(k - \sum t)/(n - \sum t)`), and R(t') is added. Convex.
+    - ``"best"``: subtracts the best value that selects all the labels, whatever else it selects.
+      Zero exactly when they are fully selected; not convex for k > 1; no soft targets.
+
+    ``reduction`` is "mean", "sum" or "none".
+
+    >>> float(topk_loss([[5.0, 1.0, 0.0]], [0], k=2, lam=1.0, completion="best"))
+    0.0
+    """
+    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    rows, loss = _fenchel_young(logits, targets, k, lam, p, two_sided, completion)
+    if reduction == "none":
+        return rows.restore_scalars(loss.value)
+    with np.errstate(invalid="ignore"):  # the mean of no rows is NaN
+        total = loss.value.sum() / (loss.value.size if reduction == "mean" else 1)
+    return np.asarray(total, dtype=rows.dtype)
+
+
+def topk_loss_vjp(
+    logits: ArrayLike,
+    targets: ArrayLike,
+    k: ArrayLike,
+    lam: ArrayLike = 1.0,
+    *,
+    dy: ArrayLike = 1.0,
+    p: float = 2.0,
+    two_sided: bool = False,
+    completion: Completion | None = None,
+    reduction: Reduction = "mean",
+) -> FloatArray:
+    """Cotangent of the logits for the cotangent ``dy`` of ``topk_loss``; its gradient for dy = 1."""
+    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    rows, loss = _fenchel_young(logits, targets, k, lam, p, two_sided, completion)
+    shape = rows.shape[:-1] if reduction == "none" else ()
+    scale = np.broadcast_to(np.asarray(dy, dtype=np.float64), shape)
+    if reduction == "mean":
+        scale = scale / max(loss.value.size, 1)
+    per_row = np.broadcast_to(scale, rows.shape[:-1]).reshape(-1, 1)
+    return rows.restore(per_row * loss.gradient)

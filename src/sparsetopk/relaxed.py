@@ -1,0 +1,246 @@
+"""From checked arguments to solved rows: what all the top-k operators have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from . import bca, dykstra, pav, threshold
+from ._types import Array, Bools, FloatArray, Solver, SolverOptions
+from .arguments import Rows, check_choice, check_k, check_lam, check_solver_options
+from .hard import descending_order, hard_mask, ones_k
+from .isotonic import Isotonic
+from .phis import Phi
+from .regularizers import PNorm, Regularizer
+from .rowwise import row_any, row_max, row_sum
+from .solution import Linearization, Solution, linearize
+
+
+class TopKCotangents(NamedTuple):
+    """What a vector-Jacobian product returns, each in the shape of its argument."""
+
+    x: FloatArray
+    k: Array
+    lam: Array
+
+
+def solve_sorted(
+    s: Array,
+    w: Array,
+    lam: Array,
+    reg: Regularizer,
+    phi: Phi,
+    solver: Solver,
+    options: SolverOptions | None,
+) -> Solution:
+    """The isotonic problem for s and w in decreasing order, by pav, dykstra or bca."""
+    options = check_solver_options(options)
+    if not isinstance(reg, PNorm):
+        raise ValueError(f"solver must be 'threshold' when two_sided=True, got {solver!r}")
+    problem = Isotonic(s, w, lam, reg, phi)
+    if solver == "pav":
+        if options:
+            raise ValueError(
+                f"solver_options must be empty for the exact solver 'pav', got {options}"
+            )
+        return pav.solve(problem)
+    if solver == "bca":
+        return bca.solve(problem, bca.RULE.given(**options))
+    if reg.exponent != 1.0:
+        raise ValueError(f"p must be 2 for solver 'dykstra', got {reg.p}; 'bca' takes any p")
+    if phi.name == "exp":
+        raise ValueError("phi must not be 'exp' for solver 'dykstra'; 'bca' takes any phi")
+    return dykstra.solve(problem, dykstra.RULE.given(**options))
+
+
+@dataclass(frozen=True)
+class RowProblem:
+    """Rows x (m, n) with lam (m, 1), the regulariser and phi; a subclass says what w is."""
+
+    rows: Rows
+    lam: Array
+    reg: Regularizer
+    phi: Phi
+    solver: Solver
+    options: SolverOptions | None
+
+    @cached_property
+    def invalid(self) -> Bools:
+        """Rows (m, 1) whose result is NaN."""
+        return row_any(~np.isfinite(self.rows.data))
+
+    @cached_property
+    def x(self) -> Array:
+        """The rows, with 0 for those that are invalid and |x| for even phi."""
+        x = np.where(self.invalid, 0.0, self.rows.data)
+        return np.abs(x) if self.phi.even else x
+
+    @cached_property
+    def sign(self) -> Array:
+        """What the result is multiplied with: sign(x) for even phi."""
+        x = np.where(self.invalid, 0.0, self.rows.data)
+        return np.sign(x) if self.phi.even else np.ones_like(x)
+
+    @cached_property
+    def hard(self) -> Bools:
+        """Rows (m, 1) with lam = 0."""
+        return self.lam == 0
+
+    @cached_property
+    def relaxing_lam(self) -> Array:
+        """lam, with a stand-in for hard rows, whose relaxed solution nobody looks at."""
+        return np.where(self.hard, 1.0, self.lam)
+
+    def result(self, rows: Array) -> FloatArray:
+        return self.rows.restore(np.where(self.invalid, np.nan, rows))
+
+    def row_results(self, rows: Array) -> Array:
+        """(m, 1), with NaN for invalid rows."""
+        return np.where(self.invalid, np.nan, rows)
+
+    def matrices(self, dense: Array) -> FloatArray:
+        """(m, n, n) behind the leading axes of x."""
+        return self.rows.restore_matrices(np.where(self.invalid[:, :, None], np.nan, dense))
+
+
+@dataclass(frozen=True)
+class TopKProblem(RowProblem):
+    """w = 1_k, with k (m, 1)."""
+
+    k: Array
+
+    @classmethod
+    def of(
+        cls,
+        x: ArrayLike,
+        k: ArrayLike,
+        lam: ArrayLike,
+        axis: int,
+        reg: Regularizer,
+        phi: Phi,
+        solver: Solver = "threshold",
+        options: SolverOptions | None = None,
+    ) -> TopKProblem:
+        rows = Rows.of("x", x, axis)
+        check_choice("solver", solver, ("threshold", "pav", "dykstra", "bca"))
+        return cls(
+            rows,
+            check_lam(rows.per_row("lam", lam)),
+            reg,
+            phi,
+            solver,
+            check_solver_options(options),
+            check_k(rows.per_row("k", k), rows.n),
+        )
+
+    @cached_property
+    def invalid(self) -> Bools:
+        """Rows (m, 1) whose result is NaN: infinite entries have a meaning unless phi is even."""
+        x = self.rows.data
+        return row_any(~np.isfinite(x) if self.phi.even else np.isnan(x))
+
+    @cached_property
+    def hard_mask(self) -> Array:
+        return hard_mask(self.x, self.k)
+
+    @cached_property
+    def mask(self) -> Array:
+        """S(d), or the hard mask where lam = 0: y for phi identity, |y| for phi = |.|."""
+        soft = self.reg.response(self.solution.d)
+        return np.where(self.hard, self.hard_mask, soft) if self.hard.any() else soft
+
+    @cached_property
+    def overfull(self) -> Bools:
+        """Rows (m, 1) with more than k entries at +inf, which share k."""
+        return row_sum(self.x == np.inf) > self.k
+
+    @cached_property
+    def relaxing_lam(self) -> Array:
+        """lam, with a stand-in for hard rows, whose relaxed solution nobody looks at."""
+        return np.where(self.hard, 1.0, self.lam)
+
+    @cached_property
+    def solution(self) -> Solution:
+        x, lam = self._finite_x(), self.relaxing_lam
+        if x.size == 0:
+            no_block = np.zeros(x.shape, dtype=np.intp)
+            return Solution(x, x, x, no_block, np.zeros_like(lam))
+        if self.solver == "threshold":
+            rule = threshold.RULE.given(**(self.options or {}))
+            return threshold.solve(x, self.k, lam, self.reg, self.phi, rule)
+        candidate = x > -np.inf
+        k = np.minimum(self.k, row_sum(candidate))
+        x = _push_out(x, ~candidate, lam, down=True)
+        order = descending_order(x)
+        s = np.take_along_axis(x, order, axis=-1)
+        w = ones_k(k, x.shape[-1])
+        return solve_sorted(s, w, lam, self.reg, self.phi, self.solver, self.options).scatter(order)
+
+    def _finite_x(self) -> Array:
+        """x without +inf: far above the rest, or, where they have to share k, alone."""
+        top = self.x == np.inf
+        if not top.any():
+            return self.x
+        lifted = _push_out(self.x, top, self.relaxing_lam, down=False)
+        return np.where(self.overfull, np.where(top, 0.0, -np.inf), lifted)
+
+    def linearize(self, *, debias: bool = False) -> Linearization:
+        """Derivatives of the relaxed rows; where +inf entries share k, x does not move them."""
+        result = linearize(self.solution, self.relaxing_lam, self.reg, self.phi, debias=debias)
+        result = result.signed(self.sign)
+        if not self.overfull.any():
+            return result
+        return result.frozen_in_x(self.overfull)
+
+
+def _push_out(x: Array, which: Bools, lam: Array, *, down: bool) -> Array:
+    """Replace infinite entries by finite ones, too far from the others to be pooled with them."""
+    sign = -1.0 if down else 1.0
+    extreme = sign * row_max(np.where(np.isfinite(x), sign * x, -np.inf))
+    extreme = np.where(np.isfinite(extreme), extreme, 0.0)
+    return np.where(which, extreme + sign * 2.0 * (lam + np.abs(extreme)), x)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An operator at one input: its output, and its derivatives on demand."""
+
+    problem: TopKProblem
+    y: Array
+    linearization: Callable[[], Linearization]
+    k: ArrayLike
+    lam: ArrayLike
+
+    def output(self) -> FloatArray:
+        return self.problem.result(self.y)
+
+    def jvp(self, dx: ArrayLike | None, dk: ArrayLike | None, dlam: ArrayLike | None) -> FloatArray:
+        """dy = (dy/dx) dx + (dy/dk) dk + (dy/dlam) dlam."""
+        rows, linear = self.problem.rows, self.linearization()
+        dy = np.zeros_like(self.y)
+        if dx is not None:
+            dy = dy + linear.jvp(rows.tangent("dx", dx))
+        if dk is not None:
+            dy = dy + linear.in_k * rows.per_row("dk", dk)
+        if dlam is not None:
+            dy = dy + linear.in_lam * rows.per_row("dlam", dlam)
+        return self.problem.result(dy)
+
+    def vjp(self, dy: ArrayLike) -> TopKCotangents:
+        problem, linear = self.problem, self.linearization()
+        g = problem.rows.tangent("dy", dy)
+        in_k = row_sum(linear.in_k * g)
+        in_lam = row_sum(linear.in_lam * g)
+        return TopKCotangents(
+            problem.result(linear.vjp(g)),
+            problem.rows.sum_to(problem.row_results(in_k), self.k),
+            problem.rows.sum_to(problem.row_results(in_lam), self.lam),
+        )
+
+    def jacobian(self) -> FloatArray:
+        return self.problem.matrices(self.linearization().dense())

@@ -1,0 +1,138 @@
+"""Top-k as a fixed number of slots (values and indices), and the lam that leaves so many fractional."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ._types import Array, FloatArray
+from .arguments import check_positive_int, regularizer
+from .hard import descending_order
+from .operators import topk_mag, topk_mask
+from .phis import PHIS
+from .relaxed import TopKProblem
+from .rowwise import row_max, row_sum
+
+
+class Selection(NamedTuple):
+    """The nonzero entries of a relaxed top-k, in slots along the axis."""
+
+    values: FloatArray
+    indices: NDArray[np.int64]
+    dropped: FloatArray
+
+
+def default_capacity(k: float, n: int) -> int:
+    """k slots and a quarter more, at least 8, for the entries that are shared at the boundary."""
+    return min(n, math.ceil(k) + max(8, math.ceil(k / 4)))
+
+
+def topk_select(
+    x: ArrayLike,
+    k: ArrayLike,
+    lam: ArrayLike = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    magnitude: bool = False,
+    axis: int = -1,
+    capacity: int | None = None,
+) -> Selection:
+    """The nonzero entries of ``topk_mask(x)``, or with ``magnitude=True`` of ``topk_mag(x)``.
+
+    Returns values and indices with ``capacity`` slots along the axis. Indices increase strictly, so
+    that scattering the values back is safe; unused slots have value 0. A row with more nonzeros than
+    slots keeps the largest; ``dropped`` is the sum of the magnitudes left out, one per row. The
+    default capacity is ``min(n, ceil(k) + max(8, ceil(k/4)))``; it must be given if k is an array.
+
+    The derivative of the values is that of the operator at the indices.
+
+    >>> selection = topk_select([3.0, -1.0, 1.0, 0.95], k=2, capacity=3)
+    >>> selection.values, selection.indices
+    (array([1.  , 0.75, 0.25]), array([0, 2, 3]))
+    """
+    if magnitude and two_sided:
+        raise ValueError("two_sided must be False when magnitude=True, got True")
+    if magnitude:
+        y = topk_mag(x, k, lam, p=p, axis=axis)
+    else:
+        y = topk_mask(x, k, lam, p=p, two_sided=two_sided, axis=axis)
+    n = y.shape[axis]
+    if capacity is None:
+        if np.ndim(k):
+            raise ValueError(
+                f"capacity must be given when k is an array, got k of shape {np.shape(k)}"
+            )
+        capacity = default_capacity(float(np.asarray(k)), n)
+    elif n:
+        check_positive_int("capacity", capacity, at_most=n)
+    size = np.moveaxis(np.abs(y), axis, -1)
+    # A row of NaN sorts like any other: its slots are NaN.
+    kept = np.sort(descending_order(size)[..., :capacity], axis=-1)
+    indices = np.moveaxis(kept, -1, axis).astype(np.int64)
+    values = np.take_along_axis(y, indices, axis=axis)
+    left_out = size.astype(np.float64)
+    np.put_along_axis(left_out, kept, 0.0, axis=-1)
+    dropped = left_out.sum(axis=-1) + 0.0 * np.abs(values).sum(axis=axis)
+    return Selection(values, indices, dropped.astype(y.dtype))
+
+
+def choose_lam(
+    x: ArrayLike,
+    k: ArrayLike,
+    fractional: int = 8,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    magnitude: bool = False,
+    axis: int = -1,
+) -> Array:
+    """The smallest lam, per row, that leaves at least ``fractional`` entries between 0 and 1.
+
+    The number of fractional entries increases with lam from none (the hard operator) to n, and it is
+    what a choice of lam decides: how many entries compete, and so receive a gradient. The result has
+    length 1 along the axis and can be given as ``lam`` to ``topk_mask`` or, with ``magnitude=True``, to
+    ``topk_mag`` and ``topk_sign``. Where no lam can do it (k = 0, k = n), it is the scale of the row.
+
+    >>> x = np.linspace(0.0, 1.0, 101)
+    >>> lam = choose_lam(x, k=10, fractional=8)
+    >>> y = topk_mask(x, k=10, lam=lam)
+    >>> int(np.sum((y > 0) & (y < 1)))
+    8
+    """
+    if magnitude and two_sided:
+        raise ValueError("two_sided must be False when magnitude=True, got True")
+    phi = PHIS["half_square" if magnitude else "identity"]
+    problem = TopKProblem.of(x, k, 1.0, axis, regularizer(p, two_sided), phi)
+    check_positive_int("fractional", fractional, at_most=max(problem.rows.n, 1))
+    scale = _scale(problem, p, magnitude)
+
+    def enough(lam: Array) -> NDArray[np.bool_]:
+        at = TopKProblem(problem.rows, lam, problem.reg, phi, "threshold", None, problem.k)
+        return row_sum(at.solution.block == 0) >= fractional
+
+    # All entries are fractional at the upper end. For magnitude the threshold falls there as
+    # lam^(-1/(p-1)), and below 2^-40 of x it would drown in rounding.
+    up = 40.0 * (p - 1.0) if magnitude else 2.0 * np.log2(problem.rows.n + 1.0) + 10.0
+    lo, hi = np.log2(scale) - 50.0, np.log2(scale) + up
+    possible = enough(np.exp2(hi))
+    for _ in range(30):
+        middle = (lo + hi) / 2
+        reached = enough(np.exp2(middle))
+        lo, hi = np.where(reached, lo, middle), np.where(reached, middle, hi)
+    lam = np.where(possible, np.exp2(hi), scale)
+    return problem.rows.unflatten(problem.row_results(lam))
+
+
+def _scale(problem: TopKProblem, p: float, magnitude: bool) -> Array:
+    """The scale of lam by the scaling laws: that of x for a mask, its power 2 - p for magnitude."""
+    finite = np.isfinite(problem.x)
+    top = row_max(np.where(finite, problem.x, -np.inf))
+    if magnitude:
+        return np.where(top > 0, np.abs(top), 1.0) ** (2.0 - p)
+    bottom = -row_max(np.where(finite, -problem.x, -np.inf))
+    spread = np.where(top > bottom, top - bottom, 1.0)
+    return np.where(np.isfinite(spread), spread, 1.0)

@@ -1,0 +1,309 @@
+"""The conventions: ties, k and lam at their ends, padding, infinities, NaN, shifts, limits."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+import sparsetopk as st
+from cases import CASES, MAGNITUDES, MASKS, PRODUCTS, SIGNS, TWO_SIDED, Case
+
+ALL_MASKS = [*MASKS, *TWO_SIDED]
+PADDED = [*ALL_MASKS, *PRODUCTS]
+INF = np.inf
+
+
+def gaussian(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+# hard operators
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_hard_operators_are_those_of_numpy(axis):
+    x = gaussian(6, 7)
+    order = np.argsort(-x, axis=axis, kind="stable")
+    np.testing.assert_array_equal(st.argsort(x, axis=axis), order)
+    np.testing.assert_array_equal(st.sort(x, axis=axis), np.take_along_axis(x, order, axis))
+    np.testing.assert_array_equal(st.rank(x, axis=axis), np.argsort(order, axis=axis) + 1)
+    ascending = st.sort(x, descending=False, axis=axis)
+    np.testing.assert_array_equal(ascending, np.sort(x, axis=axis))
+    np.testing.assert_array_equal(
+        st.rank(x, descending=False, axis=axis), np.argsort(np.argsort(x, axis=axis), axis=axis) + 1
+    )
+
+
+def test_the_example_of_the_paper():
+    x = np.array([1.0, -3.0, 2.0])  # x_3 >= x_1 >= x_2, |x_2| >= |x_3| >= |x_1|
+    np.testing.assert_array_equal(st.argsort(x), [2, 0, 1])
+    np.testing.assert_array_equal(st.sort(x), [2, 1, -3])
+    np.testing.assert_array_equal(st.rank(x), [2, 3, 1])
+    np.testing.assert_array_equal(st.topk_mask(x, 2, lam=0), [1, 0, 1])
+    np.testing.assert_array_equal(st.topk(x, 2, lam=0), [1, 0, 2])
+    np.testing.assert_array_equal(st.topk_mag(x, 2, lam=0), [0, -3, 2])
+    np.testing.assert_array_equal(st.topk_sign(x, 2, lam=0), [0, -1, 1])
+
+
+def test_hard_operators_take_batches():
+    x = gaussian(5, 9)
+    expected = (st.rank(x) <= 3).astype(float)
+    np.testing.assert_array_equal(st.topk_mask(x, 3, lam=0), expected)
+    np.testing.assert_array_equal(st.topk(x, 3, lam=0), x * expected)
+    np.testing.assert_array_equal(st.topk_mag(x, 3, lam=0), x * (st.rank(np.abs(x)) <= 3))
+
+
+def test_the_lowest_index_wins_a_hard_tie():
+    x = [1.0, 2.0, 1.0, 1.0, 2.0]
+    np.testing.assert_array_equal(st.topk_mask(x, 3, lam=0), [1, 1, 0, 0, 1])
+    np.testing.assert_array_equal(st.topk_mask(x, 3.25, lam=0), [1, 1, 0.25, 0, 1])
+    np.testing.assert_array_equal(st.rank(x), [3, 1, 4, 5, 2])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_hard_derivatives(case: Case):
+    x, k = gaussian(8), 2.5
+    y = case.function()(x, k, lam=0)
+    kept = st.topk_mask(np.abs(x) if case.phi != "identity" else x, k, lam=0)
+    vjp = case.function("_vjp")(x, k, 0.0, dy=np.ones(8))
+    identity = case.operator in ("topk", "topk_mag")
+    np.testing.assert_array_equal(vjp.x, kept if identity else 0 * kept)
+    assert vjp.k == 0
+    assert vjp.lam == 0
+    assert np.count_nonzero(y) == 3
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_hard_and_relaxed_rows_may_be_mixed(case: Case):
+    x, dy = gaussian(2, 4, 6)
+    lam, k = np.array([[0.0], [0.3], [0.0], [2.0]]), np.array([[1], [2], [3], [4]])
+    y = case.function()(x, k, lam)
+    jacobian = case.function("_jacobian")(x, k, lam)
+    vjp = case.function("_vjp")(x, k, lam, dy=dy)
+    for i in range(4):
+        np.testing.assert_array_equal(y[i], case.function()(x[i], k[i], lam[i]))
+        np.testing.assert_array_equal(jacobian[i], case.function("_jacobian")(x[i], k[i], lam[i]))
+        row = case.function("_vjp")(x[i], k[i], lam[i], dy=dy[i])
+        np.testing.assert_allclose(vjp.x[i], row.x, atol=1e-14)
+        np.testing.assert_allclose(vjp.k[i], row.k, atol=1e-14)
+        np.testing.assert_allclose(vjp.lam[i], row.lam, atol=1e-14)
+
+
+# ties, ends of k
+
+
+@pytest.mark.parametrize("case", ALL_MASKS, ids=str)
+@pytest.mark.parametrize("lam", [1e-8, 0.3, 5.0])
+def test_relaxed_ties_share_equally(case: Case, lam):
+    y = case.function()([1.0, 1.0, 1.0, -50.0], 2, lam)
+    np.testing.assert_allclose(y, [2 / 3] * 3 + [0], atol=1e-14)
+    np.testing.assert_allclose(case.function()(np.full(8, 3.3), 2, lam), np.full(8, 0.25))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("lam", [0.0, 1e-8, 0.3, 1e8])
+def test_k_zero_selects_nothing(case: Case, lam):
+    x = gaussian(3, 6)
+    np.testing.assert_array_equal(case.function()(x, 0, lam), 0)
+    np.testing.assert_array_equal(case.function("_jacobian")(x, 0, lam), 0)
+
+
+@pytest.mark.parametrize("lam", [0.0, 1e-8, 0.3, 1e8])
+def test_k_n_selects_everything(lam):
+    x = gaussian(3, 6)
+    for case in ALL_MASKS:
+        np.testing.assert_array_equal(case.function()(x, 6, lam), 1)
+        np.testing.assert_array_equal(case.function("_jacobian")(x, 6, lam), 0)
+    np.testing.assert_array_equal(st.topk(x, 6, lam), x)
+    for p in (2.0, 4 / 3):
+        np.testing.assert_array_equal(st.topk_mag(x, 6, lam, p=p), x)
+        np.testing.assert_allclose(st.topk_mag_jacobian(x[0], 6, lam, p=p), np.eye(6), atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ALL_MASKS, ids=str)
+@given(some.data())
+def test_masks_are_masks(case: Case, data):
+    n = data.draw(some.integers(1, 40))
+    x = gaussian(n, seed=data.draw(some.integers(0, 2**31)))
+    k = data.draw(some.floats(0, n))
+    lam = 10.0 ** data.draw(some.floats(-8, 8))
+    y = case.function()(x, k, lam)
+    assert ((y >= 0) & (y <= 1)).all()
+    # p > 2 is not Lipschitz: one rounding of the threshold moves the sum by its root
+    atol = 1e-11 if case.p <= 2 or case.two_sided else 1e-6
+    np.testing.assert_allclose(y.sum(), k, rtol=1e-12, atol=atol)
+    assert (np.diff(y[np.argsort(x)]) >= -1e-12).all()
+
+
+# padding and infinities
+
+
+ONE_SIDED = [case for case in PADDED if not case.two_sided]
+
+
+@pytest.mark.parametrize(
+    ("case", "solver"),
+    [*((case, "threshold") for case in PADDED), *((case, "pav") for case in ONE_SIDED)],
+    ids=str,
+)
+def test_padding_is_as_if_it_were_not_there(case: Case, solver):
+    x = np.array([0.4, -INF, 1.2, -INF, 0.9, -0.3])
+    there = x > -INF
+    f, vjp = case.function(), case.function("_vjp")
+    dy = np.cos(np.arange(6.0))
+    for k, lam in ((2, 0.5), (2.5, 3.0), (1, 0.0), (0, 1.0)):
+        y = f(x, k, lam, solver=solver)
+        np.testing.assert_allclose(y[there], f(x[there], k, lam), atol=1e-14)
+        np.testing.assert_array_equal(y[~there], 0)
+        padded = vjp(x, k, lam, dy=dy, solver=solver)
+        plain = vjp(x[there], k, lam, dy=dy[there])
+        np.testing.assert_allclose(padded.x[there], plain.x, atol=1e-13)
+        np.testing.assert_array_equal(padded.x[~there], 0)
+        np.testing.assert_allclose(padded.k, plain.k, atol=1e-13)
+        np.testing.assert_allclose(padded.lam, plain.lam, atol=1e-13)
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.5])
+def test_too_few_candidates_are_all_selected(lam):
+    x = np.array([0.4, -INF, 1.2, -INF])
+    for case in ALL_MASKS:
+        np.testing.assert_array_equal(case.function()(x, 3, lam), [1, 0, 1, 0])
+        np.testing.assert_array_equal(case.function()(np.full(4, -INF), 3, lam), 0)
+        assert case.function("_vjp")(x, 3, lam, dy=np.ones(4)).k == 0
+    np.testing.assert_array_equal(st.topk(x, 3, lam), [0.4, 0, 1.2, 0])
+
+
+@pytest.mark.parametrize("solver", ["threshold", "pav"])
+def test_plus_infinity_is_selected_or_shares(solver):
+    for case in ALL_MASKS:
+        if case.two_sided and solver != "threshold":
+            continue
+        f = case.function()
+        x = np.array([INF, 0.3, 0.2, -INF, 0.1])
+        y = f(x, 2, 0.5, solver=solver)
+        assert y[0] == 1
+        np.testing.assert_allclose(y[1:], f(x[1:], 1, 0.5), atol=1e-14)
+        crowded = np.array([INF, INF, 7.0, INF, -INF])
+        np.testing.assert_allclose(f(crowded, 2, 0.5, solver=solver), [2 / 3, 2 / 3, 0, 2 / 3, 0])
+        vjp = case.function("_vjp")(crowded, 2, 0.5, dy=np.arange(5.0), solver=solver)
+        np.testing.assert_array_equal(vjp.x, 0)
+        np.testing.assert_allclose(vjp.k, 4 / 3)  # the mean of dy over those that share
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_nan_stays_in_its_row(case: Case):
+    x = gaussian(3, 5)
+    x[1, 2] = np.nan
+    y = case.function()(x, 2, 0.3)
+    assert np.isnan(y[1]).all()
+    np.testing.assert_array_equal(y[[0, 2]], case.function()(x[[0, 2]], 2, 0.3))
+    vjp = case.function("_vjp")(x, np.full((3, 1), 2.0), 0.3, dy=np.ones((3, 5)))
+    assert np.isnan(vjp.x[1]).all()
+    assert np.isnan(vjp.k[1]).all()
+    assert np.isfinite(vjp.x[[0, 2]]).all()
+    assert np.isfinite(vjp.k[[0, 2]]).all()
+    assert np.isnan(case.function("_jacobian")(x, 2, 0.3)[1]).all()
+
+
+@pytest.mark.parametrize("bad", [INF, -INF, np.nan])
+def test_infinities_make_rows_nan_where_they_have_no_meaning(bad):
+    x = gaussian(3, 5)
+    x[1, 2] = bad
+    operators = [case.function() for case in (*MAGNITUDES, *SIGNS)]
+    results = [f(x, 2, 0.3) for f in operators] + [st.soft_sort(x), st.soft_rank(x)]
+    results += [st.permutahedron(x, np.ones(5)), st.permutahedron(gaussian(3, 5), x)]
+    for y in results:
+        assert np.isnan(y[1]).all()
+        assert np.isfinite(y[[0, 2]]).all()
+
+
+# precision
+
+
+@pytest.mark.parametrize("case", ALL_MASKS, ids=str)
+def test_a_common_shift_changes_nothing_beyond_rounding(case: Case):
+    x = (gaussian(50) + 1e5).astype(np.float32)
+    y = case.function()(x, 5, 0.1)
+    exact = case.function()(x.astype(np.float64) - 1e5, 5, 0.1)
+    atol = 1e-7 if case.p <= 2 or case.two_sided else 1e-5
+    np.testing.assert_allclose(y, exact, atol=atol)
+
+
+@pytest.mark.parametrize("case", ALL_MASKS, ids=str)
+def test_small_lam_keeps_the_sum(case: Case):
+    x = (5 * gaussian(1000)).astype(np.float32)
+    np.testing.assert_allclose(case.function()(x, 10, 1e-5).sum(), 10, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_extreme_numbers_are_no_problem(case: Case):
+    # for p > 2 the argument of the response to x is a power above 1 of x
+    tiny, huge = 5e-324, 1.7e308 if case.p <= 2 or case.phi == "identity" else 1e100
+    for x in (
+        np.array([huge, -huge, huge / 2, 0.0, 1.0]),
+        np.array([3 * tiny, 2 * tiny, tiny, 0.0, -tiny]),
+        np.array([huge, tiny, 0.0, -1e-300, 2.0]),
+    ):
+        for lam in (1e-300, 1e-8, 1.0, 1e8, 1e300):
+            for k in (1, 2.5, 4):
+                y = case.function()(x, k, lam)
+                assert np.isfinite(y).all()
+                if case in ALL_MASKS:
+                    atol = 1e-12 if case.p <= 2 or case.two_sided else 1e-6
+                    np.testing.assert_allclose(y.sum(), k, atol=atol)
+
+
+# limits
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_small_lam_is_hard(case: Case):
+    x = gaussian(4, 30)
+    atol = 1e-9 if case.operator != "topk_mag" or case.options["debias"] else None
+    y, hard = case.function()(x, 7, 1e-10), case.function()(x, 7, 0.0)
+    if atol is None:  # shrinks by a factor that tends to 1, slowly for p < 2
+        np.testing.assert_allclose(y, hard, atol=1e-7)
+    else:
+        np.testing.assert_allclose(y, hard, atol=atol)
+
+
+def test_large_lam_is_uniform_or_the_identity():
+    x = gaussian(4, 30)
+    for case in ALL_MASKS:
+        np.testing.assert_allclose(case.function()(x, 7, 1e12), 7 / 30, rtol=1e-8)
+    for case in MAGNITUDES:
+        if case.options["debias"]:
+            np.testing.assert_allclose(case.function()(x, 7, 1e12), x, atol=1e-5)
+
+
+@pytest.mark.parametrize("p", [2.0, 4 / 3])
+@pytest.mark.parametrize("descending", [True, False])
+def test_limits_of_sort_and_rank(p, descending):
+    x = gaussian(3, 9)
+    options = {"p": p, "descending": descending}
+    np.testing.assert_allclose(
+        st.soft_sort(x, 1e-9, **options), st.sort(x, descending=descending), atol=1e-7
+    )
+    np.testing.assert_allclose(
+        st.soft_rank(x, 1e-9, **options), st.rank(x, descending=descending), atol=1e-7
+    )
+    np.testing.assert_array_equal(st.soft_sort(x, 0, **options), st.sort(x, descending=descending))
+    np.testing.assert_array_equal(st.soft_rank(x, 0, **options), st.rank(x, descending=descending))
+    mean = np.broadcast_to(x.mean(axis=-1, keepdims=True), x.shape)
+    if p == 2:
+        np.testing.assert_allclose(st.soft_sort(x, 1e9, **options), mean, atol=1e-7)
+        np.testing.assert_allclose(st.soft_rank(x, 1e9, **options), 5.0, atol=1e-7)
+
+
+def test_sort_and_rank_keep_precise_indices_in_float16():
+    x = np.linspace(-1, 1, 3000).astype(np.float16)
+    assert np.isfinite(st.soft_rank(x, 1e-3)).all()
+    np.testing.assert_array_equal(st.soft_sort(x, 0.0), np.sort(x)[::-1])
+
+
+def test_lmo_is_a_permutation_of_w():
+    x, w = gaussian(4, 6), gaussian(6, seed=1)
+    y = st.lmo(x, w)
+    np.testing.assert_array_equal(np.sort(y, axis=-1), np.broadcast_to(np.sort(w), (4, 6)))
+    np.testing.assert_array_equal(y, np.take(-np.sort(-w), st.rank(x) - 1))
+    np.testing.assert_array_equal(st.permutahedron(x, w, 0.0), y)

@@ -1,0 +1,100 @@
+"""The package around the operators: imports, the command line, the examples in the docs."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sparsetopk
+from sparsetopk import _core, cli
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_import_needs_no_framework():
+    code = (
+        "import sys, sparsetopk; "
+        "loaded = {'torch', 'jax', 'scipy', 'matplotlib'} & set(sys.modules); "
+        "assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_public_names_exist_and_have_docstrings():
+    assert len(set(sparsetopk.__all__)) == len(sparsetopk.__all__)
+    for name in sparsetopk.__all__:
+        assert getattr(sparsetopk, name).__doc__, name
+
+
+def test_every_operator_has_its_derivatives():
+    for name in (
+        "topk_mask",
+        "topk",
+        "topk_mag",
+        "topk_sign",
+        "soft_sort",
+        "soft_rank",
+        "permutahedron",
+    ):
+        for suffix in ("_jvp", "_vjp", "_jacobian"):
+            assert name + suffix in sparsetopk.__all__
+
+
+def modules():
+    names = (m.name for m in pkgutil.walk_packages(sparsetopk.__path__, "sparsetopk."))
+    return [name for name in names if not name.endswith("_core")]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_docstring_examples(name):
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/maths.md", "docs/index.md"])
+def test_examples_of_the_docs_run(path):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / path).read_text(), re.M | re.S)
+    namespace: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, path, "exec"), namespace)
+    assert blocks or path != "README.md"
+
+
+def test_readme_names_the_two_commands():
+    readme = (ROOT / "README.md").read_text()
+    assert "make demo" in readme
+    assert "make test" in readme
+
+
+def test_demo_draws_the_picture_and_prints_the_table(tmp_path, capsys):
+    assert cli.main(["demo", "--out", str(tmp_path / "new")]) == 0
+    assert (tmp_path / "new" / "figure1.png").stat().st_size > 10_000
+    table = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    rows = {cells[0]: [c.strip() for c in cells if c] for cells in table}
+    # mask, exactly 0 or 1, jump of y, jump of slope on Fig. 1 and at saturation
+    assert float(rows["hard"][2]) == 1
+    assert float(rows["p = 2"][3]) == 0.5
+    assert float(rows["p = 4/3"][3]) < 0.01
+    np.testing.assert_allclose(float(rows["p = 4/3"][4]), 1.6705, atol=1e-3)
+    assert float(rows["two-sided p = 3/2"][4]) < 0.01
+
+
+def test_info(capsys):
+    assert cli.main(["info"]) == 0
+    out = capsys.readouterr().out
+    assert f"sparsetopk {sparsetopk.__version__}" in out
+    assert _core.simd_level() in out
+
+
+@pytest.mark.parametrize("argv", [[], ["nonsense"], ["demo", "--nonsense"]])
+def test_wrong_command_lines_end_with_usage(argv, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(argv)
+    assert stopped.value.code == 2
+    assert "usage: sparsetopk" in capsys.readouterr().err

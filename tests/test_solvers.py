@@ -1,0 +1,252 @@
+"""All solvers find the same optimum, and know when they have not."""
+
+import numpy as np
+import pytest
+from hypothesis import Phase, assume, example, given, settings
+from hypothesis import strategies as some
+
+import sparsetopk as st
+from sparsetopk import reference
+from sparsetopk.isotonic import Isotonic
+from sparsetopk.pav import solve as pav_solve
+from sparsetopk.phis import PHIS
+from sparsetopk.regularizers import PNorm, TwoSidedPNorm
+from sparsetopk.solution import block_sum
+
+PHI_NAMES = ("identity", "half_square", "abs", "exp")
+# Every operator family over the same inputs; a name, the function, and the phi of its optimum.
+TOP_K = {"identity": st.topk_mask, "half_square": st.topk_mag, "abs": st.topk_sign}
+
+
+def finite(low, high):
+    return some.floats(low, high, allow_nan=False, width=64)
+
+
+@some.composite
+def rows(draw, max_n=32):
+    """Entries of different kinds: smooth, with ties, at different scales, with zeros."""
+    n = draw(some.integers(1, max_n))
+    kind = draw(some.sampled_from(["floats", "integers", "gaussian"]))
+    if kind == "gaussian":
+        seed = draw(some.integers(0, 2**32 - 1))
+        x = np.random.default_rng(seed).normal(size=n)
+    else:
+        entries = finite(-3, 3) if kind == "floats" else some.integers(-3, 3).map(float)
+        x = np.array(draw(some.lists(entries, min_size=n, max_size=n)))
+    x = x * draw(some.sampled_from([1.0, 1.0, 1e-3, 50.0]))
+    return np.where(np.abs(x) < 1e-30, 0.0, x)  # the residual squares what it compares
+
+
+def lams(low=-3.0, high=2.0):
+    return finite(low, high).map(lambda e: 10.0**e)
+
+
+def ks(n):
+    return some.one_of(some.integers(0, n).map(float), finite(0, n))
+
+
+def relaxed(phi, x, k, lam, p, **options):
+    if phi == "half_square":
+        options["debias"] = False
+    return TOP_K[phi](x, k, lam, p=p, **options)
+
+
+@given(some.data(), rows(), lams(), some.sampled_from([2.0, 1.5, 4 / 3, 1.2, 1.9]))
+@settings(max_examples=400)
+def test_threshold_equals_pav(data, x, lam, p):
+    k = data.draw(ks(x.size))
+    for phi in TOP_K:
+        y = relaxed(phi, x, k, lam, p)
+        np.testing.assert_allclose(
+            y, relaxed(phi, x, k, lam, p, solver="pav"), rtol=1e-9, atol=1e-9
+        )
+        w = reference.ones_k(k, x.size)
+        assert reference.kkt_residual(y, x, w, lam, p, phi) < 1e-9
+
+
+@given(some.data(), rows(), lams(), some.sampled_from([1.5, 4 / 3, 2.0, 1.2, 3.0]))
+@settings(max_examples=200)
+def test_two_sided_masks_are_optimal(data, x, lam, p):
+    k = data.draw(ks(x.size))
+    y = st.topk_mask(x, k, lam, p=p, two_sided=True)
+    assert reference.kkt_residual(y, x, reference.ones_k(k, x.size), lam, p, two_sided=True) < 1e-9
+
+
+@given(some.data(), rows(), lams())
+@settings(max_examples=60)
+def test_dykstra_equals_threshold(data, x, lam):
+    k = data.draw(ks(x.size))
+    for phi in TOP_K:
+        y = relaxed(phi, x, k, lam, 2.0, solver="dykstra")
+        np.testing.assert_allclose(y, relaxed(phi, x, k, lam, 2.0), rtol=1e-6, atol=1e-6)
+        w = reference.ones_k(k, x.size)
+        assert reference.kkt_residual(y, x, w, lam, 2.0, phi) < 1e-6
+
+
+@pytest.mark.slow
+@given(some.data(), rows(), lams(-2, 0.5), some.sampled_from([2.0, 1.5, 4 / 3, 1.2]))
+@settings(max_examples=25, phases=[Phase.explicit, Phase.generate])
+def test_bca_equals_threshold(data, x, lam, p):
+    k = data.draw(ks(x.size))
+    phi = data.draw(some.sampled_from(sorted(TOP_K)))
+    y = relaxed(phi, x, k, lam, p, solver="bca")
+    np.testing.assert_allclose(y, relaxed(phi, x, k, lam, p), rtol=1e-6, atol=1e-6)
+    assert reference.kkt_residual(y, x, reference.ones_k(k, x.size), lam, p, phi) < 1e-6
+
+
+@given(some.data(), rows(), lams(-2, 1.5), some.sampled_from([2.0, 1.5, 4 / 3, 1.2]))
+@settings(max_examples=200)
+def test_pav_is_optimal_for_any_w_and_phi(data, x, lam, p):
+    phi = data.draw(some.sampled_from(PHI_NAMES))
+    if phi == "exp":
+        x = np.clip(x, -20, 20)
+    low = -2 if phi == "identity" else 0
+    w = np.array(data.draw(some.lists(finite(low, 3), min_size=x.size, max_size=x.size)))
+    y = st.permutahedron(x, w, lam, p=p, phi=phi)
+    assert reference.kkt_residual(y, x, w, lam, p, phi) < 1e-9
+
+
+@given(some.data(), rows(max_n=12), lams(-2, 1))
+@settings(max_examples=60)
+def test_dykstra_equals_pav_for_any_w(data, x, lam):
+    phi = data.draw(some.sampled_from(["identity", "half_square", "abs"]))
+    low = -2 if phi == "identity" else 0
+    w = np.array(data.draw(some.lists(finite(low, 3), min_size=x.size, max_size=x.size)))
+    exact = st.permutahedron(x, w, lam, phi=phi)
+    y = st.permutahedron(x, w, lam, phi=phi, solver="dykstra")
+    np.testing.assert_allclose(y, exact, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+@given(some.data(), rows(max_n=12), lams(-1.5, 0.5), some.sampled_from([2.0, 1.5, 4 / 3]))
+@settings(max_examples=25, phases=[Phase.explicit, Phase.generate])
+def test_bca_equals_pav_for_any_w_and_phi(data, x, lam, p):
+    assume(np.max(np.abs(x)) < 10)
+    phi = data.draw(some.sampled_from(PHI_NAMES))
+    low = -2 if phi == "identity" else 0
+    w = np.array(data.draw(some.lists(finite(low, 3), min_size=x.size, max_size=x.size)))
+    exact = st.permutahedron(x, w, lam, p=p, phi=phi)
+    y = st.permutahedron(x, w, lam, p=p, phi=phi, solver="bca")
+    np.testing.assert_allclose(y, exact, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("phi", PHI_NAMES)
+@pytest.mark.parametrize("p", [2.0, 1.5, 4 / 3, 1.2])
+def test_permutahedron_equals_the_reference(phi, p):
+    rng = np.random.default_rng(5)
+    for lam in (0.1, 1.0, 5.0):
+        x = rng.normal(size=7)
+        w = rng.uniform(0, 2, size=7) - (0.7 if phi == "identity" else 0)
+        np.testing.assert_allclose(
+            st.permutahedron(x, w, lam, p=p, phi=phi),
+            reference.permutahedron(x, w, lam, p, phi),
+            rtol=1e-8,
+            atol=1e-8,
+        )
+
+
+def test_pav_returns_its_blocks():
+    # identity, p = 2, lam = 1: v = s - w where that decreases; (2, 1.9) and (0.1, 0) are pooled
+    s, w = np.array([[5.0, 2.0, 1.9, 0.1, 0.0]]), np.array([[4.0, 3.0, 2.0, 1.0, 0.0]])
+    solution = pav_solve(Isotonic(s, w, np.array([[1.0]]), PNorm(2.0), PHIS["identity"]))
+    expected_v = reference.isotonic(s[0], w[0], 1.0, 2.0, "identity")
+    np.testing.assert_allclose(solution.u[0], expected_v, atol=1e-12)
+    same_v = np.isclose(np.diff(expected_v), 0, atol=1e-9)
+    np.testing.assert_array_equal(np.diff(solution.block[0]) == 0, same_v)
+    assert solution.residual.max() < 1e-14
+
+
+@given(rows(), some.sampled_from([1e-10, 1.0, 1e10]))
+def test_blocks_do_not_depend_on_the_scale(x, c):
+    s = -np.sort(-np.unique(x))[None]
+    w = np.arange(s.size, 0.0, -1.0)[None]
+    at = lambda c: pav_solve(  # noqa: E731
+        Isotonic(c * s, w, np.array([[c * 0.3]]), PNorm(2.0), PHIS["identity"])
+    )
+    np.testing.assert_allclose(at(c).d, at(1.0).d, rtol=1e-9, atol=1e-9)
+    if c != 1.0:  # blocks are equal but for those decided by a rounding error
+        merged = block_sum(np.ones_like(s), at(c).block) != block_sum(
+            np.ones_like(s), at(1.0).block
+        )
+        gaps = np.abs(np.diff(at(1.0).u[0])) / 0.3
+        assert not merged.any() or gaps.min() < 1e-12
+
+
+def test_fixed_number_of_iterations_is_taken_and_not_judged():
+    x = np.random.default_rng(0).normal(size=40)
+    exact = st.topk_mask(x, 10, 10.0)
+    errors = [
+        np.abs(
+            st.topk_mask(x, 10, 10.0, solver="dykstra", solver_options={"max_iter": m}) - exact
+        ).max()
+        for m in (1, 10, 100, 3000)
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 0.1
+    assert errors[-1] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("solver", "options"),
+    [
+        ("threshold", {"max_iter": 1, "tol": 1e-12}),
+        ("dykstra", {"max_iter": 10, "tol": 1e-12}),
+        ("bca", {"max_iter": 10, "tol": 1e-12}),
+    ],
+)
+def test_a_rule_that_is_not_met_is_an_error(solver, options):
+    x = np.random.default_rng(0).normal(size=40)
+    with pytest.raises(st.ConvergenceError, match=f"solver '{solver}' still has a residual of"):
+        st.topk_mask(x, 10.5, 10.0, p=2.0, solver=solver, solver_options=options)
+
+
+def test_the_published_dykstra_step_solves_another_problem():
+    """With the linear term in both steps, as printed, Algorithm 1 projects for 2w."""
+    x, w = np.array([1.0, 0.7, 0.6, 0.1]), np.array([1.0, 1.0, 0.0, 0.0])
+    v, p, q = x.copy(), np.zeros(4), np.zeros(4)
+    for _ in range(2000):
+        y = _project_pairs(v + p - w, 0)
+        p = v + p - y
+        v_next = _project_pairs(y + q - w, 1)
+        q = y + q - v_next
+        v = v_next
+    printed = x - v
+    np.testing.assert_allclose(printed, st.permutahedron(x, 2 * w, 1.0), atol=1e-6)
+    assert np.abs(printed - st.permutahedron(x, w, 1.0)).max() > 0.1
+
+
+def _project_pairs(v, start):
+    v = v.copy()
+    for i in range(start, v.size - 1, 2):
+        if v[i] < v[i + 1]:
+            v[i : i + 2] = v[i : i + 2].mean()
+    return v
+
+
+@given(finite(-1.5, 1.5), some.sampled_from([1.1, 1.2, 4 / 3, 1.5, 1.7, 2.0, 2.5, 3.0]))
+@example(-1.0, 1.5)
+@example(1.0, 4 / 3)
+@example(0.0, 1.2)
+def test_two_sided_response_inverts_its_definition(t, p):
+    reg = TwoSidedPNorm(p)
+    y = reg.response(np.array([t]))
+    assert 0 <= y[0] <= 1
+    np.testing.assert_allclose(reg.inverse(y), np.clip(t, -1, 1), atol=3e-8 if p < 1.5 else 1e-8)
+    np.testing.assert_allclose(reg.response(np.array([-t])), 1 - y, atol=1e-15)
+
+
+@given(
+    finite(0.0, 50.0), finite(1e-6, 10.0), lams(-6, 6), some.sampled_from([2.0, 1.5, 4 / 3, 1.2])
+)
+def test_lone_entries_solve_their_equation(s, w, lam, p):
+    from sparsetopk.phis import lone_response
+
+    reg = PNorm(p)
+    for phi in (PHIS["half_square"], PHIS["exp"]):
+        d = lone_response(np.array([s]), np.array([w]), np.array([lam]), reg, phi)
+        u = s - lam * d
+        # compare in u: both sides are increasing or decreasing functions of it
+        scale = w * phi.prime(np.array([s]))
+        got, expected = reg.response(d), w * phi.prime(u)
+        slack = 1e-14 * (scale + w * (1 + np.abs(s)) * (1 + expected / w))
+        assert np.abs(got - expected) <= slack * (1 + lam)
