@@ -30,8 +30,8 @@ def half_sq_support_norm(y: ArrayLike, k: ArrayLike, *, axis: int = -1) -> Float
 
     .. math:: \frac12 \min_{z \in [0,1]^n,\ \sum_i z_i = k}\ \sum_i y_i^2 / z_i
 
-    It equals :math:`\frac12 \|y\|^2` for vectors with at most k nonzeros, and is the largest convex function that
-    does (Argyriou et al., 2012). k may be real; k = 0 gives infinity unless y = 0.
+    It equals :math:`\frac12 \|y\|^2` for vectors with at most k nonzeros, and is the largest convex
+    function that does (Argyriou et al., 2012). k may be real; k = 0 gives infinity unless y = 0.
 
     >>> float(half_sq_support_norm([3.0, 0.0, -4.0], k=2))
     12.5
@@ -44,8 +44,8 @@ def support_negentropy(y: ArrayLike, k: ArrayLike, *, axis: int = -1) -> FloatAr
 
     .. math:: \min_{z \in [0,1]^n,\ \sum_i z_i = k}\ \sum_i y_i \log(y_i / z_i)
 
-    Infinite where y has a negative entry. For k = 1 it is sum_i y_i log y_i plus a term in sum(y)
-    that vanishes on the simplex.
+    Infinite where y has a negative entry. For k = 1 it is s log(s) with s = sum(y), which is 0 on the
+    simplex; for k = n it is the negentropy, sum_i y_i log(y_i).
 
     >>> float(support_negentropy([0.5, 0.5, 0.0], k=1))
     0.0
