@@ -70,12 +70,8 @@ def conjugate(
     (0 inside, infinity outside, up to rounding). w must be nonnegative unless phi is the identity.
     """
     rows = Rows.of("y", y, axis)
-    w_rows = broadcast_weights(rows, w)
     checked = check_phi(phi)
-    if checked.name != "identity" and (w_rows.data < 0).any():
-        raise ValueError(
-            f"w must be nonnegative unless phi='identity', got {w_rows.data.min():g} with phi={phi!r}"
-        )
+    w_rows = broadcast_weights(rows, w, checked)
     w_sorted = -np.sort(-w_rows.data, axis=-1)
     return rows.restore_scalars(_conjugate(rows.data, w_sorted, checked))
 

@@ -26,6 +26,7 @@ from .arguments import (
     check_solver_options,
 )
 from .hard import descending_order, ranks
+from .phis import Phi
 from .regularizers import PNorm
 from .relaxed import RowProblem, solve_sorted
 from .rowwise import block_sum, row_any, row_sum
@@ -55,9 +56,19 @@ class PermutahedronCotangents(NamedTuple):
     lam: Array
 
 
-def broadcast_weights(rows: Rows, w: ArrayLike) -> Rows:
-    """w as rows in the shape of x. A vector lies along the axis of x."""
-    array = as_float_array("w", w)
+def broadcast_weights(rows: Rows, w: ArrayLike, phi: Phi) -> Rows:
+    """w as rows in the shape of x, nonnegative if phi asks for it; a vector lies along the axis."""
+    w_rows = _along(rows, "w", w)
+    if phi.name != "identity" and (w_rows.data < 0).any():
+        raise ValueError(
+            "w must be nonnegative unless phi='identity', got "
+            f"{np.nanmin(w_rows.data):g} with phi={phi.name!r}"
+        )
+    return w_rows
+
+
+def _along(rows: Rows, name: str, w: ArrayLike) -> Rows:
+    array = as_float_array(name, w)
     shape = array.shape
     if array.ndim == 1:
         array = array.reshape([-1 if i == rows.axis else 1 for i in range(len(rows.shape))])
@@ -67,10 +78,10 @@ def broadcast_weights(rows: Rows, w: ArrayLike) -> Rows:
         full = None
     if full is None or array.shape[rows.axis - len(rows.shape)] != rows.n:
         raise ValueError(
-            f"w must have length n={rows.n} along axis {rows.axis} of x and broadcast to its shape "
+            f"{name} must have length n={rows.n} along axis {rows.axis} of x and broadcast to its shape "
             f"{rows.shape}, got shape {shape}"
         )
-    return Rows.of("w", full, rows.axis)
+    return Rows.of(name, full, rows.axis)
 
 
 @dataclass(frozen=True)
@@ -173,12 +184,8 @@ def permutahedron_problem(
     solver_options: SolverOptions | None = None,
 ) -> PermutahedronProblem:
     rows = Rows.of("x", x, axis)
-    w_rows = broadcast_weights(rows, w)
     checked = check_phi(phi)
-    if checked.name != "identity" and (w_rows.data < 0).any():
-        raise ValueError(
-            f"w must be nonnegative unless phi='identity', got {w_rows.data.min():g} with phi={phi!r}"
-        )
+    w_rows = broadcast_weights(rows, w, checked)
     check_choice("solver", solver, ("pav", "dykstra", "bca"))
     lam_rows = check_lam(rows.per_row("lam", lam))
     reg, options = PNorm(check_p(p)), check_solver_options(solver_options)
@@ -233,8 +240,7 @@ def permutahedron_jvp(
     if dw is not None:
         if np.shape(dw) != np.shape(w):
             raise ValueError(f"dw must have the shape of w, {np.shape(w)}, got {np.shape(dw)}")
-        dw_rows = broadcast_weights(rows, dw)
-        dy = dy + problem.jvp_w(dw_rows.data)
+        dy = dy + problem.jvp_w(_along(rows, "dw", dw).data)
     if dlam is not None:
         dy = dy + linear.in_lam * rows.per_row("dlam", dlam)
     return problem.result(dy)

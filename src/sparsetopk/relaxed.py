@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,7 +60,7 @@ def solve_sorted(
 
 
 @dataclass(frozen=True)
-class RowProblem:
+class RowProblem(ABC):
     """Rows x (m, n) with lam (m, 1), the regulariser and phi; a subclass says what w is."""
 
     rows: Rows
@@ -69,10 +70,10 @@ class RowProblem:
     solver: Solver
     options: SolverOptions | None
 
-    @cached_property
+    @property
+    @abstractmethod
     def invalid(self) -> Bools:
         """Rows (m, 1) whose result is NaN."""
-        return row_any(~np.isfinite(self.rows.data))
 
     @cached_property
     def x(self) -> Array:
@@ -158,11 +159,6 @@ class TopKProblem(RowProblem):
     def overfull(self) -> Bools:
         """Rows (m, 1) with more than k entries at +inf, which share k."""
         return row_sum(self.x == np.inf) > self.k
-
-    @cached_property
-    def relaxing_lam(self) -> Array:
-        """lam, with a stand-in for hard rows, whose relaxed solution nobody looks at."""
-        return np.where(self.hard, 1.0, self.lam)
 
     @cached_property
     def solution(self) -> Solution:
