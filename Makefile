@@ -6,6 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 WORKERS ?= auto
 
+.NOTPARALLEL:
 .PHONY: help demo test lint bench docs clean
 
 help: ## list the targets
@@ -31,6 +32,7 @@ docs: $(VENV)/docs ## build the documentation into docs/_build/html
 
 clean: ## remove everything that the other targets made
 	rm -rf $(VENV) build dist out docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,6 +1,5 @@
 // Python bindings in the limited C API: argument parsing and nothing else.
 #define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030b0000
 #include <Python.h>
 
 #include "cpu.hpp"

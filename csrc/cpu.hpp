@@ -2,7 +2,7 @@
 
 namespace sparsetopk {
 
-// The widest vector instruction set that both this build and the running CPU support.
+// The widest vector instruction set that the running CPU supports.
 const char* simd_level() noexcept;
 
 }  // namespace sparsetopk

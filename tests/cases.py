@@ -1,7 +1,7 @@
 """The case table: every operator with every setting that has code of its own, and the inputs.
 
-Every test of values, derivatives and conventions runs over this table, for every front-end: adding
-an operator or a setting adds a row here.
+The tests of values, derivatives and conventions run over this table: adding an operator or a setting
+adds a row here.
 """
 
 from __future__ import annotations

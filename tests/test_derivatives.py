@@ -155,6 +155,16 @@ def test_permutahedron_derivatives_equal_central_differences(options, lam):
     np.testing.assert_allclose(vjp.lam, dy @ got, atol=1e-12)
 
 
+def test_cotangents_of_shared_weights_are_summed_in_float64():
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, 4096, 6)).astype(np.float16)
+    got = st.permutahedron_vjp(x, W, 0.5, dy=dy).w
+    exact = st.permutahedron_vjp(x.astype(float), W, 0.5, dy=dy.astype(float)).w
+    assert got.dtype == W.dtype
+    np.testing.assert_allclose(got, exact)
+    assert st.permutahedron_vjp(x, W.astype(np.float32), 0.5, dy=dy).w.dtype == np.float32
+
+
 def test_permutahedron_weights_broadcast_and_sum_back():
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(2, 2, 6, 3))

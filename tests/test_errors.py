@@ -103,10 +103,40 @@ CALLS = {
         TypeError,
         r"capacity must be an int, got 1.5",
     ),
-    "fractional above n": (
-        lambda: st.choose_lam(X, 1, 8),
+    "fractional of 0": (
+        lambda: st.choose_lam(X, 1, 0),
         ValueError,
-        r"fractional must be in \[1, 3\], got 8",
+        r"fractional must be at least 1, got 0",
+    ),
+    "integer logits": (
+        lambda: st.topk_loss([[1, 2, 3]], [0], 2),
+        TypeError,
+        r"logits must be an array of dtype float16",
+    ),
+    "k of a loss": (
+        lambda: st.topk_loss(X, [0, 1], [1, 2]),
+        ValueError,
+        r"k must be .* shape \(2, 1\) \(that of logits with length 1",
+    ),
+    "cotangent of a loss": (
+        lambda: st.topk_loss_vjp(X, [0, 1], 2, dy=[1.0, 2.0, 3.0], reduction="none"),
+        ValueError,
+        r"dy must be a number or have shape \(2,\), got \(3,\)",
+    ),
+    "direction of a sort": (
+        lambda: st.soft_sort_jvp(X, dx=X[0]),
+        ValueError,
+        r"dx must have shape \(2, 3\), got \(3,\)",
+    ),
+    "direction of a rank": (
+        lambda: st.soft_rank_jvp(X, dx=X[0]),
+        ValueError,
+        r"dx must have shape \(2, 3\), got \(3,\)",
+    ),
+    "rank of booleans": (
+        lambda: st.soft_rank([True, False]),
+        TypeError,
+        r"x must be an array of dtype float16.*, got bool",
     ),
     "shape of dx": (
         lambda: st.topk_mask_jvp(X, 1, dx=X[0]),
@@ -133,10 +163,10 @@ CALLS = {
         ValueError,
         r"w must be nonnegative unless phi='identity', got -1 with phi='half_square'",
     ),
-    "integer w": (
-        lambda: st.permutahedron(X, [1, 2, 3]),
+    "complex w": (
+        lambda: st.permutahedron(X, [1j, 2.0, 3.0]),
         TypeError,
-        r"w must be an array of dtype float16.*, got int64",
+        r"w must be a real number or an array of them",
     ),
     "threshold for any w": (
         lambda: st.permutahedron(X, X, solver="threshold"),

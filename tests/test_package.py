@@ -63,7 +63,11 @@ def test_examples_of_the_docs_run(path):
     namespace: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, path, "exec"), namespace)
-    assert blocks or path != "README.md"
+    # a comment that starts with a list is the result, to the digits shown
+    shown = re.findall(r"^(st\..*?) +# (\[.*?\])", "".join(blocks), re.M)
+    for expression, result in shown:
+        np.testing.assert_allclose(eval(expression, namespace), eval(result), atol=0.0051)
+    assert len(shown) >= 7 or path != "README.md"
 
 
 def test_readme_names_the_two_commands():

@@ -64,7 +64,7 @@ def test_magnitude_is_not_differentiable_at_saturation():
 
 @pytest.mark.parametrize("p", [2.0, 1.5, 4 / 3])
 def test_debiased_magnitude_is_not_differentiable_where_an_entry_leaves_zero(p):
-    """The slope of the entry that enters jumps from 0 to at least 1."""
+    """The slope of the entry that enters jumps from 0 to (1 + D)(1 - dg/da), at least 1 - dg/da."""
     x = lambda a: np.array([1.5, 1.2, 1.1, a])  # noqa: E731
     lo, hi = 0.2, 1.1
     while hi - lo > 1e-13:

@@ -1,5 +1,7 @@
 """All solvers find the same optimum, and know when they have not."""
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import Phase, assume, example, given, settings
@@ -11,8 +13,8 @@ from sparsetopk.isotonic import Isotonic
 from sparsetopk.pav import solve as pav_solve
 from sparsetopk.phis import PHIS
 from sparsetopk.regularizers import PNorm, TwoSidedPNorm
-from sparsetopk.solution import block_sum
 
+THOROUGHNESS = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 1
 PHI_NAMES = ("identity", "half_square", "abs", "exp")
 # Every operator family over the same inputs; a name, the function, and the phi of its optimum.
 TOP_K = {"identity": st.topk_mask, "half_square": st.topk_mag, "abs": st.topk_sign}
@@ -52,7 +54,7 @@ def relaxed(phi, x, k, lam, p, **options):
 
 
 @given(some.data(), rows(), lams(), some.sampled_from([2.0, 1.5, 4 / 3, 1.2, 1.9]))
-@settings(max_examples=400)
+@settings(max_examples=400 * THOROUGHNESS)
 def test_threshold_equals_pav(data, x, lam, p):
     k = data.draw(ks(x.size))
     for phi in TOP_K:
@@ -65,7 +67,7 @@ def test_threshold_equals_pav(data, x, lam, p):
 
 
 @given(some.data(), rows(), lams(), some.sampled_from([1.5, 4 / 3, 2.0, 1.2, 3.0]))
-@settings(max_examples=200)
+@settings(max_examples=200 * THOROUGHNESS)
 def test_two_sided_masks_are_optimal(data, x, lam, p):
     k = data.draw(ks(x.size))
     y = st.topk_mask(x, k, lam, p=p, two_sided=True)
@@ -73,7 +75,7 @@ def test_two_sided_masks_are_optimal(data, x, lam, p):
 
 
 @given(some.data(), rows(), lams())
-@settings(max_examples=60)
+@settings(max_examples=60 * THOROUGHNESS)
 def test_dykstra_equals_threshold(data, x, lam):
     k = data.draw(ks(x.size))
     for phi in TOP_K:
@@ -85,7 +87,7 @@ def test_dykstra_equals_threshold(data, x, lam):
 
 @pytest.mark.slow
 @given(some.data(), rows(), lams(-2, 0.5), some.sampled_from([2.0, 1.5, 4 / 3, 1.2]))
-@settings(max_examples=25, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=25 * THOROUGHNESS, phases=[Phase.explicit, Phase.generate])
 def test_bca_equals_threshold(data, x, lam, p):
     k = data.draw(ks(x.size))
     phi = data.draw(some.sampled_from(sorted(TOP_K)))
@@ -95,7 +97,7 @@ def test_bca_equals_threshold(data, x, lam, p):
 
 
 @given(some.data(), rows(), lams(-2, 1.5), some.sampled_from([2.0, 1.5, 4 / 3, 1.2]))
-@settings(max_examples=200)
+@settings(max_examples=200 * THOROUGHNESS)
 def test_pav_is_optimal_for_any_w_and_phi(data, x, lam, p):
     phi = data.draw(some.sampled_from(PHI_NAMES))
     if phi == "exp":
@@ -107,7 +109,7 @@ def test_pav_is_optimal_for_any_w_and_phi(data, x, lam, p):
 
 
 @given(some.data(), rows(max_n=12), lams(-2, 1))
-@settings(max_examples=60)
+@settings(max_examples=60 * THOROUGHNESS)
 def test_dykstra_equals_pav_for_any_w(data, x, lam):
     phi = data.draw(some.sampled_from(["identity", "half_square", "abs"]))
     low = -2 if phi == "identity" else 0
@@ -119,7 +121,7 @@ def test_dykstra_equals_pav_for_any_w(data, x, lam):
 
 @pytest.mark.slow
 @given(some.data(), rows(max_n=12), lams(-1.5, 0.5), some.sampled_from([2.0, 1.5, 4 / 3]))
-@settings(max_examples=25, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=25 * THOROUGHNESS, phases=[Phase.explicit, Phase.generate])
 def test_bca_equals_pav_for_any_w_and_phi(data, x, lam, p):
     assume(np.max(np.abs(x)) < 10)
     phi = data.draw(some.sampled_from(PHI_NAMES))
@@ -156,20 +158,20 @@ def test_pav_returns_its_blocks():
     assert solution.residual.max() < 1e-14
 
 
-@given(rows(), some.sampled_from([1e-10, 1.0, 1e10]))
+@given(rows(), some.sampled_from([1e-10, 1e10]))
 def test_blocks_do_not_depend_on_the_scale(x, c):
     s = -np.sort(-np.unique(x))[None]
     w = np.arange(s.size, 0.0, -1.0)[None]
-    at = lambda c: pav_solve(  # noqa: E731
-        Isotonic(c * s, w, np.array([[c * 0.3]]), PNorm(2.0), PHIS["identity"])
-    )
-    np.testing.assert_allclose(at(c).d, at(1.0).d, rtol=1e-9, atol=1e-9)
-    if c != 1.0:  # blocks are equal but for those decided by a rounding error
-        merged = block_sum(np.ones_like(s), at(c).block) != block_sum(
-            np.ones_like(s), at(1.0).block
-        )
-        gaps = np.abs(np.diff(at(1.0).u[0])) / 0.3
-        assert not merged.any() or gaps.min() < 1e-12
+
+    def solve(c):
+        lam = np.array([[c * 0.3]])
+        return pav_solve(Isotonic(c * s, w, lam, PNorm(2.0), PHIS["identity"]))
+
+    scaled, plain = solve(c), solve(1.0)
+    np.testing.assert_allclose(scaled.d, plain.d, rtol=1e-9, atol=1e-9)
+    # thresholds that differ by more than rounding stay apart
+    apart = -np.diff(plain.u[0]) > 1e-12 * (1 + np.abs(s).max())
+    assert (np.diff(scaled.block[0])[apart] > 0).all()
 
 
 def test_fixed_number_of_iterations_is_taken_and_not_judged():

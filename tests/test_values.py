@@ -306,6 +306,10 @@ def test_losses_with_padding_and_empty_batches():
         np.testing.assert_allclose(padded, plain, atol=1e-14)
         gradient = st.topk_loss_vjp(logits, [2, 3], 2, 0.5, completion=completion)
         assert np.isfinite(gradient).all()
+    few = np.array([[1.0, 0.5, -np.inf, -np.inf]])  # two candidates for k = 3: both selected
+    for completion in ("spread", "best"):
+        np.testing.assert_allclose(st.topk_loss(few, [0], 3, completion=completion), 0, atol=1e-15)
+        np.testing.assert_allclose(st.topk_loss_vjp(few, [0], 3, completion=completion), 0)
     none = np.empty((0, 5)), np.empty(0, dtype=int)
     assert st.topk_loss(*none, 2, reduction="sum") == 0
     assert np.isnan(st.topk_loss(*none, 2))
@@ -360,8 +364,17 @@ def test_choose_lam_leaves_so_many_fractional(options, fractional):
     assert lam.shape == (5, 1)
     y = st.topk_mask(x, 17, lam, **options)
     np.testing.assert_array_equal(((y > 0) & (y < 1)).sum(axis=-1), fractional)
-    less = st.topk_mask(x, 17, 0.99 * lam, **options)
-    assert (((less > 0) & (less < 1)).sum(axis=-1) < fractional).any()
+    less = st.topk_mask(x, 17, 0.999 * lam, **options)
+    assert (((less > 0) & (less < 1)).sum(axis=-1) < fractional).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_choose_lam_counts_in_the_dtype_of_x(dtype):
+    x = gaussian(50, 300).astype(dtype)
+    y = st.topk_mask(x, 10, st.choose_lam(x, 10, 8))
+    count = ((y > 0) & (y < 1)).sum(axis=-1)
+    assert (count >= 8).all()
+    assert np.median(count) == 8
 
 
 @pytest.mark.parametrize("p", [2.0, 4 / 3])
@@ -370,7 +383,13 @@ def test_choose_lam_for_magnitude(p):
     lam = st.choose_lam(x, 17, 8, p=p, magnitude=True)
     y = st.topk_mag(x, 17, lam, p=p)
     moved = (y != 0) & (y != x)
-    np.testing.assert_allclose(moved.sum(axis=-1), 8, atol=1)
+    np.testing.assert_array_equal(moved.sum(axis=-1), 8)
+
+
+def test_choose_lam_for_signs():
+    x = gaussian(3, 200) * np.array([[1e-3], [1.0], [1e3]])
+    y = np.abs(st.topk_sign(x, 17, st.choose_lam(np.abs(x), 17, 8)))
+    np.testing.assert_array_equal(((y > 0) & (y < 1)).sum(axis=-1), 8)
 
 
 def test_choose_lam_where_no_lam_can():

@@ -1,7 +1,4 @@
-"""Fast, differentiable and sparse top-k operators: the NumPy front-end.
-
-Never imports torch or jax: their front-ends are ``sparsetopk.torch`` and ``sparsetopk.jax``.
-"""
+"""Fast, differentiable and sparse top-k operators: the NumPy front-end. Never imports a framework."""
 
 from importlib.metadata import version as _version
 

@@ -50,6 +50,7 @@ def _show(value: object) -> str:
 class Rows:
     """An array as rows (m, n) of float64, and the way back."""
 
+    name: str  # of the argument, for errors
     data: Array
     shape: tuple[int, ...]  # of the array as it came
     axis: int
@@ -70,6 +71,7 @@ class Rows:
         axis = int(axis) % array.ndim
         data = np.moveaxis(array, axis, -1).astype(np.float64)
         return cls(
+            name,
             data.reshape(math.prod(data.shape[:-1]), data.shape[-1]),
             array.shape,
             axis,
@@ -104,7 +106,8 @@ class Rows:
 
     def restore_matrices(self, matrices: Array) -> FloatArray:
         """(m, n, n) with the leading axes of the input in front."""
-        return matrices.reshape((*self._leading, *matrices.shape[1:])).astype(self.dtype)
+        with np.errstate(over="ignore"):
+            return matrices.reshape((*self._leading, *matrices.shape[1:])).astype(self.dtype)
 
     def per_row(self, name: str, value: ArrayLike) -> Array:
         """A number, or an array that broadcasts with length 1 along the axis, as (m, 1)."""
@@ -114,8 +117,8 @@ class Rows:
             full = np.broadcast_to(array, shape)
         except ValueError:
             raise ValueError(
-                f"{name} must be a number or broadcast to shape {shape} (that of x with length 1 "
-                f"along axis {self.axis}), got shape {array.shape}"
+                f"{name} must be a number or broadcast to shape {shape} (that of {self.name} with "
+                f"length 1 along axis {self.axis}), got shape {array.shape}"
             ) from None
         return full.reshape(-1, 1)
 
@@ -187,6 +190,7 @@ def check_solver_options(options: SolverOptions | None) -> SolverOptions:
     if "max_iter" in options:
         check_positive_int("solver_options['max_iter']", options["max_iter"])
     tol = options.get("tol", 0.0)
-    if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 <= tol < np.inf:
+    real = isinstance(tol, (int, float, np.floating)) and not isinstance(tol, bool)
+    if not (real and 0 <= tol < np.inf):
         raise ValueError(f"solver_options['tol'] must be a finite number >= 0, got {tol!r}")
     return options

@@ -10,19 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from . import __version__
+from ._core import simd_level
 
 
 def _info(_: argparse.Namespace) -> int:
-    try:
-        from ._core import simd_level
-
-        core = simd_level()
-    except ImportError:
-        core = "not built"
     print(f"sparsetopk {__version__}")
     print(f"python     {platform.python_version()}")
     print(f"numpy      {np.__version__}")
-    print(f"core       {core}")
+    print(f"cpu        {simd_level()}")
     return 0
 
 
@@ -54,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     )
     main_parser.add_argument("--version", action="version", version=f"sparsetopk {__version__}")
     commands = main_parser.add_subparsers(dest="command", required=True, metavar="command")
-    info = commands.add_parser("info", help="print versions and what the compiled core uses")
+    info = commands.add_parser("info", help="print versions and the vector instructions of the CPU")
     info.set_defaults(run=_info)
     demo = commands.add_parser(
         "demo",

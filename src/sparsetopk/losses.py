@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ._types import Array, Completion, FloatArray, PhiName, Reduction
-from .arguments import Rows, check_choice, check_phi, regularizer
+from .arguments import Rows, as_real_array, check_choice, check_phi, regularizer
 from .phis import PHIS
 from .regularizers import PNorm
 from .relaxed import TopKProblem
@@ -39,7 +40,7 @@ def topk_value(
     checked = check_phi(phi)
     if two_sided and checked.name != "identity":
         raise ValueError(f"phi must be 'identity' when two_sided=True, got {phi!r}")
-    problem = TopKProblem.of(x, k, lam, axis, regularizer(p, two_sided), checked)
+    problem = TopKProblem.of(Rows.of("x", x, axis), k, lam, regularizer(p, two_sided), checked)
     return problem.rows.restore_scalars(_value(problem))
 
 
@@ -68,7 +69,7 @@ class _Targets(NamedTuple):
     """Targets as rows (m, n) in [0, 1]."""
 
     t: Array
-    hard: bool  # every entry is 0 or 1: sets of labels
+    are_labels: bool  # every entry is 0 or 1
 
 
 def _targets(targets: ArrayLike, rows: Rows) -> _Targets:
@@ -107,6 +108,7 @@ def _inner(x: Array, t: Array) -> Array:
 
 
 class _Loss(NamedTuple):
+    rows: Rows
     value: Array  # (m, 1)
     gradient: Array  # (m, n)
 
@@ -119,47 +121,54 @@ def _fenchel_young(
     p: float,
     two_sided: bool,
     completion: Completion | None,
-) -> tuple[Rows, _Loss]:
+) -> _Loss:
     reg = regularizer(p, two_sided)
-    problem = TopKProblem.of(logits, k, lam, -1, reg, PHIS["identity"])
-    rows, x = problem.rows, problem.x
-    t, are_labels = _targets(targets, rows)
-    value, y = _value(problem), problem.row_results(problem.mask)
+    problem = TopKProblem.of(Rows.of("logits", logits, -1), k, lam, reg, PHIS["identity"])
+    targets_ = _targets(targets, problem.rows)
     if completion is None:
-        return rows, _Loss(value - _inner(x, t), y - t)
+        return _difference(problem, _inner(problem.x, targets_.t), targets_.t)
     check_choice("completion", completion, ("spread", "best"))
-    mass = row_sum(t)
+    mass = row_sum(targets_.t)
     if (mass > problem.k).any():
         raise ValueError(
             f"targets must have at most k labels (a sum of at most k) with completion={completion!r},"
             f" got {mass.max():g} for k={problem.k.flat[mass.argmax()]:g}"
         )
-    candidate = x > -np.inf
     if completion == "spread":
-        room = np.where(candidate, 1.0 - t, 0.0)
-        left = row_sum(room)
-        t = t + room * (problem.k - mass) / np.where(left > 0, left, 1.0)
-        penalty = np.where(candidate, problem.lam * reg.penalty(t), 0.0)
-        value = value - _inner(x, t) + row_sum(penalty)
-        return rows, _Loss(value, y - t)
-    if not are_labels:
+        return _spread(problem, targets_.t)
+    if not targets_.are_labels:
         raise ValueError(
             "targets must be class indices or sets of labels (0 or 1) with completion='best', got "
             "soft targets"
         )
-    # The labels are taken whole; the rest is the top-(k - m) of what remains.
-    others = TopKProblem(
-        Rows(np.where(t > 0, -np.inf, x), rows.shape, rows.axis, rows.dtype),
-        problem.lam,
-        reg,
-        problem.phi,
-        "threshold",
-        None,
-        problem.k - mass,
-    )
-    taken = _inner(x, t) - mass * problem.lam * reg.penalty(np.ones(1))
-    restricted = np.where(t > 0, 1.0, others.mask)
-    return rows, _Loss(value - taken - _value(others), y - restricted)
+    return _best(problem, targets_.t)
+
+
+def _difference(problem: TopKProblem, subtracted: Array, gradient: Array) -> _Loss:
+    """f(x) minus another function of x, with its gradient."""
+    value = problem.row_results(_value(problem) - subtracted)
+    return _Loss(problem.rows, value, problem.row_results(problem.mask - gradient))
+
+
+def _spread(problem: TopKProblem, t: Array) -> _Loss:
+    """f(x) - <x, t'> + R(t'), where t' fills t up to the sum of y, among the candidates."""
+    candidate = problem.x > -np.inf
+    k = np.minimum(problem.k, row_sum(candidate))
+    room = np.where(candidate, 1.0 - t, 0.0)
+    left = row_sum(room)
+    t = t + room * (k - row_sum(t)) / np.where(left > 0, left, 1.0)
+    penalty = row_sum(np.where(candidate, problem.lam * problem.reg.penalty(t), 0.0))
+    return _difference(problem, _inner(problem.x, t) - penalty, t)
+
+
+def _best(problem: TopKProblem, t: Array) -> _Loss:
+    """f(x) minus the best value with y = 1 on the labels: they are taken whole, and the rest is the
+    top-(k - m) of what remains."""
+    mass = row_sum(t)
+    rows = replace(problem.rows, data=np.where(t > 0, -np.inf, problem.x))
+    others = replace(problem, rows=rows, k=problem.k - mass)
+    taken = _inner(problem.x, t) - mass * problem.lam * problem.reg.penalty(np.ones(1))
+    return _difference(problem, taken + _value(others), np.where(t > 0, 1.0, others.mask))
 
 
 def topk_loss(
@@ -195,12 +204,12 @@ def topk_loss(
     0.0
     """
     check_choice("reduction", reduction, ("mean", "sum", "none"))
-    rows, loss = _fenchel_young(logits, targets, k, lam, p, two_sided, completion)
+    loss = _fenchel_young(logits, targets, k, lam, p, two_sided, completion)
     if reduction == "none":
-        return rows.restore_scalars(loss.value)
+        return loss.rows.restore_scalars(loss.value)
     with np.errstate(invalid="ignore"):  # the mean of no rows is NaN
         total = loss.value.sum() / (loss.value.size if reduction == "mean" else 1)
-    return np.asarray(total, dtype=rows.dtype)
+    return np.asarray(total, dtype=loss.rows.dtype)
 
 
 def topk_loss_vjp(
@@ -217,10 +226,12 @@ def topk_loss_vjp(
 ) -> FloatArray:
     """Cotangent of the logits for the cotangent ``dy`` of ``topk_loss``; its gradient for dy = 1."""
     check_choice("reduction", reduction, ("mean", "sum", "none"))
-    rows, loss = _fenchel_young(logits, targets, k, lam, p, two_sided, completion)
-    shape = rows.shape[:-1] if reduction == "none" else ()
-    scale = np.broadcast_to(np.asarray(dy, dtype=np.float64), shape)
+    loss = _fenchel_young(logits, targets, k, lam, p, two_sided, completion)
+    shape = loss.rows.shape[:-1] if reduction == "none" else ()
+    scale = as_real_array("dy", dy)
+    if scale.shape not in ((), shape):
+        raise ValueError(f"dy must be a number or have shape {shape}, got {scale.shape}")
     if reduction == "mean":
         scale = scale / max(loss.value.size, 1)
-    per_row = np.broadcast_to(scale, rows.shape[:-1]).reshape(-1, 1)
-    return rows.restore(per_row * loss.gradient)
+    per_row = np.broadcast_to(scale, loss.rows.shape[:-1]).reshape(-1, 1)
+    return loss.rows.restore(per_row * loss.gradient)

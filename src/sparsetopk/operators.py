@@ -16,13 +16,13 @@ Each operator has ``*_jvp`` (directions ``dx``, ``dk``, ``dlam``, those left out
 
 from __future__ import annotations
 
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ._types import FloatArray, Solver, SolverOptions
-from .arguments import regularizer
+from .arguments import Rows, regularizer
 from .phis import PHIS
 from .relaxed import Evaluated, TopKCotangents, TopKProblem
 from .solution import Linearization
@@ -61,7 +61,8 @@ def _mask(
     solver_options: SolverOptions | None = None,
 ) -> Evaluated:
     reg, phi = regularizer(p, two_sided), PHIS["identity"]
-    return _share_selected(x, k, lam, axis, reg, phi, solver, solver_options)
+    problem = TopKProblem.of(Rows.of("x", x, axis), k, lam, reg, phi, solver, solver_options)
+    return _share_selected(problem, k, lam)
 
 
 def _sign(
@@ -75,12 +76,11 @@ def _sign(
     solver_options: SolverOptions | None = None,
 ) -> Evaluated:
     reg, phi = regularizer(p), PHIS["abs"]
-    return _share_selected(x, k, lam, axis, reg, phi, solver, solver_options)
+    problem = TopKProblem.of(Rows.of("x", x, axis), k, lam, reg, phi, solver, solver_options)
+    return _share_selected(problem, k, lam)
 
 
-def _share_selected(x: ArrayLike, k: ArrayLike, lam: ArrayLike, *args: Any) -> Evaluated:
-    problem = TopKProblem.of(x, k, lam, *args)
-
+def _share_selected(problem: TopKProblem, k: ArrayLike, lam: ArrayLike) -> Evaluated:
     def linearization() -> Linearization:
         return problem.linearize().hard(problem.hard, 0.0)
 
@@ -111,8 +111,8 @@ def _mag(
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
 ) -> Evaluated:
-    phi = PHIS["half_square"]
-    problem = TopKProblem.of(x, k, lam, axis, regularizer(p), phi, solver, solver_options)
+    reg, phi = regularizer(p), PHIS["half_square"]
+    problem = TopKProblem.of(Rows.of("x", x, axis), k, lam, reg, phi, solver, solver_options)
     solution = problem.solution
     y = problem.reg.response(solution.d)
     if debias:
@@ -145,7 +145,7 @@ def topk_mask(
 
     With ``two_sided=True``, R has :math:`|y_i|^p + |1 - y_i|^p` instead, and for 1 < p < 2 the mask
     is differentiable everywhere. -inf marks an entry that is not a candidate; +inf is always
-    selected (more than k of them share k).
+    selected (more than k of them share k if lam > 0).
 
     >>> topk_mask([3.0, 1.0, 0.95, -1.0], k=2, lam=0.1)
     array([1.  , 0.75, 0.25, 0.  ])

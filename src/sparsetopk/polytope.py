@@ -3,7 +3,8 @@
 ``x`` and ``w`` have the same length n along the axis; w may come in any order, and broadcasts
 against x from a single vector of length n (or from any shape that broadcasts to that of x). Each
 operator has ``*_jvp``, ``*_vjp`` and ``*_jacobian`` as in ``sparsetopk.operators``. An infinite or NaN
-entry makes its row NaN.
+entry makes its row NaN. The default strength is lam = 1 here, and 0.1 for top-k, whose outputs are at
+most 1 whatever n is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import ArrayLike
 from ._types import Array, Bools, FloatArray, Ints, IsotonicSolver, PhiName, SolverOptions
 from .arguments import (
     Rows,
-    as_float_array,
+    as_real_array,
     check_choice,
     check_lam,
     check_p,
@@ -68,7 +69,8 @@ def broadcast_weights(rows: Rows, w: ArrayLike, phi: Phi) -> Rows:
 
 
 def _along(rows: Rows, name: str, w: ArrayLike) -> Rows:
-    array = as_float_array(name, w)
+    """w, or a direction of it, as rows in the shape of x."""
+    array = as_real_array(name, w)
     shape = array.shape
     if array.ndim == 1:
         array = array.reshape([-1 if i == rows.axis else 1 for i in range(len(rows.shape))])
@@ -261,19 +263,21 @@ def permutahedron_vjp(
     in_lam = row_sum(linear.in_lam * g)
     return PermutahedronCotangents(
         problem.result(linear.vjp(g)),
-        _sum_to_weights(rows, problem.result(problem.vjp_w(g)), w),
+        _sum_to_weights(rows, problem.row_results(problem.vjp_w(g)), w),
         rows.sum_to(problem.row_results(in_lam), lam),
     )
 
 
-def _sum_to_weights(rows: Rows, dw: FloatArray, w: ArrayLike) -> FloatArray:
-    """Undo the broadcast of w: sum over what it was repeated along."""
-    shape = np.shape(w)
-    if len(shape) == 1:
-        return np.moveaxis(dw, rows.axis, -1).reshape(-1, rows.n).sum(axis=0)
-    dw = dw.sum(axis=tuple(range(dw.ndim - len(shape))))
-    repeated = tuple(i for i, length in enumerate(shape) if length == 1 != dw.shape[i])
-    return dw.sum(axis=repeated, keepdims=True)
+def _sum_to_weights(rows: Rows, dw: Array, w: ArrayLike) -> FloatArray:
+    """Undo the broadcast of w: sum rows over what it was repeated along, in the dtype of w."""
+    array = np.asarray(w)
+    dtype = array.dtype if array.dtype.kind == "f" else np.dtype(np.float64)
+    if array.ndim == 1:
+        return dw.sum(axis=0).astype(dtype)
+    full = rows.unflatten(dw)
+    full = full.sum(axis=tuple(range(full.ndim - array.ndim)))
+    repeated = tuple(i for i, length in enumerate(array.shape) if length == 1 != full.shape[i])
+    return full.sum(axis=repeated, keepdims=True).astype(dtype)
 
 
 def permutahedron_jacobian(

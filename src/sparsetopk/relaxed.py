@@ -37,10 +37,9 @@ def solve_sorted(
     reg: Regularizer,
     phi: Phi,
     solver: Solver,
-    options: SolverOptions | None,
+    options: SolverOptions,
 ) -> Solution:
     """The isotonic problem for s and w in decreasing order, by pav, dykstra or bca."""
-    options = check_solver_options(options)
     if not isinstance(reg, PNorm):
         raise ValueError(f"solver must be 'threshold' when two_sided=True, got {solver!r}")
     problem = Isotonic(s, w, lam, reg, phi)
@@ -68,7 +67,7 @@ class RowProblem(ABC):
     reg: Regularizer
     phi: Phi
     solver: Solver
-    options: SolverOptions | None
+    options: SolverOptions
 
     @property
     @abstractmethod
@@ -83,9 +82,9 @@ class RowProblem(ABC):
 
     @cached_property
     def sign(self) -> Array:
-        """What the result is multiplied with: sign(x) for even phi."""
-        x = np.where(self.invalid, 0.0, self.rows.data)
-        return np.sign(x) if self.phi.even else np.ones_like(x)
+        """What the result is multiplied with: the sign of x for even phi, with 1 for 0."""
+        negative = (self.rows.data < 0) & self.phi.even
+        return np.where(negative, -1.0, 1.0)
 
     @cached_property
     def hard(self) -> Bools:
@@ -98,7 +97,8 @@ class RowProblem(ABC):
         return np.where(self.hard, 1.0, self.lam)
 
     def result(self, rows: Array) -> FloatArray:
-        return self.rows.restore(np.where(self.invalid, np.nan, rows))
+        """(m, any length) in the shape and dtype of x; NaN for invalid rows, 0 for -0."""
+        return self.rows.restore(np.where(self.invalid, np.nan, rows) + 0.0)
 
     def row_results(self, rows: Array) -> Array:
         """(m, 1), with NaN for invalid rows."""
@@ -118,16 +118,14 @@ class TopKProblem(RowProblem):
     @classmethod
     def of(
         cls,
-        x: ArrayLike,
+        rows: Rows,
         k: ArrayLike,
         lam: ArrayLike,
-        axis: int,
         reg: Regularizer,
         phi: Phi,
         solver: Solver = "threshold",
         options: SolverOptions | None = None,
     ) -> TopKProblem:
-        rows = Rows.of("x", x, axis)
         check_choice("solver", solver, ("threshold", "pav", "dykstra", "bca"))
         return cls(
             rows,
@@ -167,7 +165,7 @@ class TopKProblem(RowProblem):
             no_block = np.zeros(x.shape, dtype=np.intp)
             return Solution(x, x, x, no_block, np.zeros_like(lam))
         if self.solver == "threshold":
-            rule = threshold.RULE.given(**(self.options or {}))
+            rule = threshold.RULE.given(**self.options)
             return threshold.solve(x, self.k, lam, self.reg, self.phi, rule)
         candidate = x > -np.inf
         k = np.minimum(self.k, row_sum(candidate))
@@ -188,7 +186,11 @@ class TopKProblem(RowProblem):
     def linearize(self, *, debias: bool = False) -> Linearization:
         """Derivatives of the relaxed rows; where +inf entries share k, x does not move them."""
         result = linearize(self.solution, self.relaxing_lam, self.reg, self.phi, debias=debias)
-        result = result.signed(self.sign)
+        sign = self.sign
+        if self.phi.name == "half_square":
+            # Which of several zeros would be selected is open: only if all are do they have a slope.
+            sign = np.where((self.x == 0) & (self.k < self.rows.n), 0.0, sign)
+        result = result.signed(sign)
         if not self.overfull.any():
             return result
         return result.frozen_in_x(self.overfull)

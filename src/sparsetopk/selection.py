@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._types import Array, FloatArray
-from .arguments import check_positive_int, regularizer
+from ._types import Array, Bools, FloatArray
+from .arguments import Rows, check_positive_int, regularizer
 from .hard import descending_order
 from .operators import topk_mag, topk_mask
 from .phis import PHIS
@@ -95,7 +96,8 @@ def choose_lam(
     The number of fractional entries increases with lam from none (the hard operator) to n, and it is
     what a choice of lam decides: how many entries compete, and so receive a gradient. The result has
     length 1 along the axis and can be given as ``lam`` to ``topk_mask`` or, with ``magnitude=True``, to
-    ``topk_mag`` and ``topk_sign``. Where no lam can do it (k = 0, k = n), it is the scale of the row.
+    ``topk_mag``; for ``topk_sign`` take ``choose_lam(abs(x), ...)``. Where no lam can do it (k = 0,
+    k = n), it is the scale of the row. At most n entries are asked for.
 
     >>> x = np.linspace(0.0, 1.0, 101)
     >>> lam = choose_lam(x, k=10, fractional=8)
@@ -106,13 +108,17 @@ def choose_lam(
     if magnitude and two_sided:
         raise ValueError("two_sided must be False when magnitude=True, got True")
     phi = PHIS["half_square" if magnitude else "identity"]
-    problem = TopKProblem.of(x, k, 1.0, axis, regularizer(p, two_sided), phi)
-    check_positive_int("fractional", fractional, at_most=max(problem.rows.n, 1))
+    problem = TopKProblem.of(Rows.of("x", x, axis), k, 1.0, regularizer(p, two_sided), phi)
+    fractional = min(check_positive_int("fractional", fractional), problem.rows.n)
     scale = _scale(problem, p, magnitude)
 
-    def enough(lam: Array) -> NDArray[np.bool_]:
-        at = TopKProblem(problem.rows, lam, problem.reg, phi, "threshold", None, problem.k)
-        return row_sum(at.solution.block == 0) >= fractional
+    def enough(lam: Array) -> Bools:
+        at = replace(problem, lam=lam)
+        counted = at.solution.block == 0
+        if not magnitude:  # what is fractional in the dtype of x
+            y = at.mask.astype(problem.rows.dtype)
+            counted = counted & (y > 0) & (y < 1)
+        return row_sum(counted) >= fractional
 
     # All entries are fractional at the upper end. For magnitude the threshold falls there as
     # lam^(-1/(p-1)), and below 2^-40 of x it would drown in rounding.

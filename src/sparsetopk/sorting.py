@@ -24,12 +24,6 @@ from .polytope import (
 )
 
 
-class SortOptions(OrderingOptions, total=False):
-    """The keyword arguments of ``soft_sort`` and ``soft_rank``."""
-
-    descending: bool
-
-
 class SortCotangents(NamedTuple):
     """What a vector-Jacobian product returns, each in the shape of its argument."""
 
@@ -86,8 +80,9 @@ def soft_sort_jvp(
     **options: Unpack[OrderingOptions],
 ) -> FloatArray:
     """Directional derivative of ``soft_sort`` along ``dx`` and ``dlam``."""
-    rho = _rho(x, options.get("axis", -1), descending)
-    return _cast(permutahedron_jvp(rho, x, lam, dw=dx, dlam=dlam, **options), x)
+    axis = options.get("axis", -1)
+    rho, direction = _rho(x, axis, descending), _direction(x, dx, axis)
+    return _cast(permutahedron_jvp(rho, x, lam, dw=direction, dlam=dlam, **options), x)
 
 
 def soft_sort_vjp(
@@ -136,15 +131,22 @@ def soft_rank(
     >>> soft_rank([0.1, 0.9, 0.5], lam=0.1)
     array([3., 1., 2.])
     """
-    z, _ = _rank_direction(x, descending)
+    z, _ = _rank_direction(x, axis, descending)
     return permutahedron(
         z, _rho(z, axis), lam, p=p, axis=axis, solver=solver, solver_options=solver_options
     )
 
 
-def _rank_direction(x: ArrayLike, descending: bool) -> tuple[ArrayLike, float]:
-    """What the ranks are linear in, and its derivative in x."""
+def _rank_direction(x: ArrayLike, axis: int, descending: bool) -> tuple[ArrayLike, float]:
+    """The objective of the linear program, and its derivative in x."""
+    Rows.of("x", x, axis)  # says what is wrong with x before it is negated
     return (-np.asarray(x), -1.0) if descending else (x, 1.0)
+
+
+def _direction(x: ArrayLike, dx: ArrayLike | None, axis: int) -> Array | None:
+    """dx, checked under its own name."""
+    rows = Rows.of("x", x, axis)
+    return None if dx is None else rows.unflatten(rows.tangent("dx", dx))
 
 
 def soft_rank_jvp(
@@ -157,10 +159,11 @@ def soft_rank_jvp(
     **options: Unpack[OrderingOptions],
 ) -> FloatArray:
     """Directional derivative of ``soft_rank`` along ``dx`` and ``dlam``."""
-    z, sign = _rank_direction(x, descending)
-    rho = _rho(z, options.get("axis", -1))
-    dz = None if dx is None else sign * np.asarray(dx)
-    return permutahedron_jvp(z, rho, lam, dx=dz, dlam=dlam, **options)
+    axis = options.get("axis", -1)
+    z, sign = _rank_direction(x, axis, descending)
+    direction = _direction(x, dx, axis)
+    dz = None if direction is None else sign * direction
+    return permutahedron_jvp(z, _rho(z, axis), lam, dx=dz, dlam=dlam, **options)
 
 
 def soft_rank_vjp(
@@ -172,7 +175,7 @@ def soft_rank_vjp(
     **options: Unpack[OrderingOptions],
 ) -> SortCotangents:
     """Cotangents of x and lam for the cotangent ``dy`` of ``soft_rank``."""
-    z, sign = _rank_direction(x, descending)
+    z, sign = _rank_direction(x, options.get("axis", -1), descending)
     rho = _rho(z, options.get("axis", -1))
     cotangents = permutahedron_vjp(z, rho, lam, dy=dy, **options)
     return SortCotangents(sign * cotangents.x, cotangents.lam)
@@ -186,6 +189,6 @@ def soft_rank_jacobian(
     **options: Unpack[OrderingOptions],
 ) -> FloatArray:
     """Dense Jacobian of ``soft_rank`` in x: symmetric, its rows sum to 0."""
-    z, sign = _rank_direction(x, descending)
+    z, sign = _rank_direction(x, options.get("axis", -1), descending)
     rho = _rho(z, options.get("axis", -1))
     return sign * permutahedron_jacobian(z, rho, lam, **options)

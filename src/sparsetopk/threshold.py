@@ -50,7 +50,7 @@ def solve(
     count = row_sum(x > -np.inf)
     k = np.minimum(k, count)
     never: Bools = np.zeros(lam.shape, dtype=bool)
-    everything: Bools = never if phi.even else np.floor(k) >= count
+    everything: Bools = never if phi.name == "abs" else np.floor(k) >= count
     pivot, lo, hi = _bracket(x, k, lam, reg, phi)
     hi = np.where(everything, lo, hi)
     # Distances in units of lam from an entry at the boundary: v = pivot - lam * delta. A common
