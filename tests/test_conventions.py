@@ -190,6 +190,19 @@ def test_plus_infinity_is_selected_or_shares(solver):
         np.testing.assert_allclose(vjp.k, 4 / 3)  # the mean of dy over those that share
 
 
+def test_infinities_beside_the_largest_floats():
+    for solver in ("threshold", "pav"):
+        np.testing.assert_array_equal(st.topk_mask([INF, 1e308, 0.0], 1, solver=solver), [1, 0, 0])
+        np.testing.assert_array_equal(
+            st.topk_mask([-INF, -1e308, 0.0], 1, solver=solver), [0, 0, 1]
+        )
+
+
+def test_topk_of_infinities_has_finite_gradients():
+    for part in st.topk_vjp([INF, INF, 0.0], 1, dy=[0.0, 0.0, 1.0]):
+        assert np.isfinite(part).all()
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_nan_stays_in_its_row(case: Case):
     x = gaussian(3, 5)
@@ -305,6 +318,13 @@ def test_zeros_have_the_derivative_of_what_they_are_part_of():
     np.testing.assert_allclose(st.topk_mag_jacobian(x, 3, 0.5, debias=False), np.eye(3) / 1.5)
     # fewer than k entries are selected at g = 0: y = x/lam there, zeros too
     np.testing.assert_allclose(st.topk_sign_jacobian([0.0, 0.1], 2, 1.0), np.eye(2))
+    # at g > 0 a zero is far from being selected
+    for solver in ("threshold", "pav"):
+        jacobian = st.topk_sign_jacobian([0.0, 2.0, 1.9], 1, 0.5, solver=solver)
+        np.testing.assert_allclose(jacobian, [[0, 0, 0], [0, 1, -1], [0, -1, 1]])
+    np.testing.assert_allclose(
+        st.permutahedron_jacobian([0.1, 0.0], [1.0, 0.5], 1.0, phi="abs"), np.eye(2)
+    )
     # one zero among the others keeps its rank, and its weight, as it moves
     w = [1.0, 0.5, 0.25]
     np.testing.assert_allclose(

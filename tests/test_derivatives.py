@@ -124,6 +124,13 @@ def test_gradients_are_finite_at_kinks_and_ties(case: Case, k):
                 assert np.isfinite(part).all()
 
 
+@pytest.mark.parametrize("p", [2.0, 1.5, 4 / 3])
+def test_shares_do_not_depend_on_the_scale(p):
+    x, c = np.array([0.5, 0.2, 0.1, -1.0]), 1e-285
+    tiny = st.topk_mask_jvp(c * x, 1.5, c, p=p, dk=1.0)
+    np.testing.assert_allclose(tiny, st.topk_mask_jvp(x, 1.5, 1.0, p=p, dk=1.0), rtol=1e-9)
+
+
 PERMUTAHEDRON = [
     {"p": p, "phi": phi}
     for p in (2.0, 1.5, 4 / 3, 3.0)

@@ -153,6 +153,16 @@ CALLS = {
         ValueError,
         r"w must have length n=3 along axis 1 .* \(2, 3\), got shape \(2,\)",
     ),
+    "a number for w": (
+        lambda: st.permutahedron(X, 1.0),
+        ValueError,
+        r"w must have length n=3 along axis 1 .* got shape \(\)",
+    ),
+    "w that does not reach the axis": (
+        lambda: st.permutahedron(np.ones((4, 3, 2)), np.ones((3, 2)), axis=0),
+        ValueError,
+        r"w must have length n=4 along axis 0 .* got shape \(3, 2\)",
+    ),
     "length 1 of w": (
         lambda: st.permutahedron(X, [[1.0]]),
         ValueError,
@@ -211,7 +221,7 @@ CALLS = {
     "weights above 1": (
         lambda: st.topk_loss(X, 2 * np.eye(3)[:2], 2),
         ValueError,
-        r"targets must be in \[0, 1\], got values from 0 to 2",
+        r"targets must be in \[0, 1\], got values from 0.0 to 2.0",
     ),
     "targets of strings": (
         lambda: st.topk_loss(X, ["a", "b"], 2),
@@ -222,6 +232,36 @@ CALLS = {
         lambda: st.topk_loss(X, np.full((2, 3), 0.3), 2, completion="best"),
         ValueError,
         r"targets must be class indices or sets of labels .*'best', got soft targets",
+    ),
+    "the row with too many labels": (
+        lambda: st.topk_loss(X, [[1.0, 1, 1], [1, 1, 0]], [[3], [1]], completion="best"),
+        ValueError,
+        r"targets must have at most k labels .* got 2 for k=1",
+    ),
+    "k above n by little": (
+        lambda: st.topk_mask(X, 3.0000001),
+        ValueError,
+        r"k must be in \[0, n\] with n=3, got 3.0000001",
+    ),
+    "phi of a list": (
+        lambda: st.topk_value(X, 1, phi=["abs"]),
+        ValueError,
+        r"phi must be one of .*, got \['abs'\]",
+    ),
+    "solver_options of a number": (
+        lambda: st.topk_mask(X, 1, solver_options=5),
+        TypeError,
+        r"solver_options must be a dict, got 5",
+    ),
+    "p beyond floats": (
+        lambda: st.topk_mask(X, 1, p=10**400),
+        ValueError,
+        r"p must be finite and greater than 1, got 1000",
+    ),
+    "ragged x": (
+        lambda: st.topk_mask([[1.0], [1.0, 2.0]], 1),
+        ValueError,
+        r"x must be a rectangular array",
     ),
     "too many labels": (
         lambda: st.topk_loss(X, np.ones((2, 3)), 2, completion="spread"),

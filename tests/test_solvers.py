@@ -174,6 +174,42 @@ def test_blocks_do_not_depend_on_the_scale(x, c):
     assert (np.diff(scaled.block[0])[apart] > 0).all()
 
 
+@pytest.mark.parametrize("solver", ["pav", "bca"])
+def test_a_point_of_infinite_slope_is_no_solution(solver):
+    """For p = 3 the midpoint of the bracket has d = 0, where Newton does not move."""
+    y = st.permutahedron([3.0, 0.0], [2.0, -1.0], 1.0, p=3.0, solver=solver)
+    golden = (1 + np.sqrt(5)) / 2  # sqrt(d) - sqrt(3 - d) = 1
+    np.testing.assert_allclose(y, [golden, 1 - golden], atol=1e-9)
+
+
+def test_exp_of_large_inputs():
+    x, w = [690.0, 689.0, 0.0], [1.0, 1.0, 0.0]
+    exact = st.permutahedron(x, w, 1.0, phi="exp")
+    np.testing.assert_allclose(exact, [682.47, 681.48, 0], atol=0.01)
+    np.testing.assert_allclose(st.permutahedron(x, w, 1.0, phi="exp", solver="bca"), exact)
+    assert reference.kkt_residual(exact, np.array(x), np.array(w), 1.0, 2.0, "exp") < 1e-9
+    np.testing.assert_allclose(st.topk_value([705.0], 1, 0.0, phi="exp"), np.exp(704.0))
+    assert st.topk_value([1000.0], 1, 0.0, phi="exp") == np.inf
+
+
+@pytest.mark.parametrize("solver", ["dykstra", "bca"])
+def test_hard_rows_need_no_iterations(solver):
+    x = np.random.default_rng(0).normal(size=256)
+    options = {"solver": solver, "solver_options": {"max_iter": 1, "tol": 1e-12}}
+    np.testing.assert_array_equal(st.soft_rank(x, 0.0, **options), st.rank(x))
+    np.testing.assert_array_equal(st.topk_mask(1e-9 * x, 9, 0.0, **options), st.rank(x) <= 9)
+
+
+@pytest.mark.parametrize("p", [1.01, 1.013, 1.02, 1.05])
+def test_two_sided_masks_near_p_1(p):
+    np.testing.assert_allclose(
+        st.topk_mask([0.5, 0.2, -0.1], 1.5, 1e-12, p=p, two_sided=True), [1, 0.5, 0], atol=1e-12
+    )
+    x = np.random.default_rng(0).normal(size=(10, 8))
+    y = st.topk_mask(x, 2.5, 0.5, p=p, two_sided=True)
+    np.testing.assert_allclose(y.sum(axis=-1), 2.5, atol=1e-10)
+
+
 def test_fixed_number_of_iterations_is_taken_and_not_judged():
     x = np.random.default_rng(0).normal(size=40)
     exact = st.topk_mask(x, 10, 10.0)

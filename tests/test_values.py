@@ -178,6 +178,23 @@ def test_conjugates_of_identity_and_abs_are_indicators():
     assert st.conjugate([2.0, -1.1, 0.0], w, phi="abs") == np.inf
 
 
+@pytest.mark.parametrize("phi", PHI_NAMES)
+def test_conjugates_of_what_is_not_finite(phi):
+    assert st.conjugate([np.inf, 0.0], [1.0, 0.0], phi=phi) == np.inf
+    assert st.conjugate([np.inf, -np.inf], [1.0, 0.0], phi=phi) == np.inf
+    assert np.isnan(st.conjugate([1.0, 0.0], [np.inf, 0.0], phi=phi))
+    assert np.isnan(st.conjugate([np.nan, 0.0], [1.0, 0.0], phi=phi))
+
+
+def test_overflow_is_an_honest_infinity():
+    assert st.topk_value([1e200, 0.0], 1, phi="half_square") == np.inf
+    assert st.half_sq_support_norm([1e200, 0.0], 1) == np.inf
+    selection = st.topk_select(np.array([6e4, 6e4, 1, 2, 3], np.float16), 2, magnitude=True)
+    assert selection.dropped == 0
+    assert st.topk_loss(np.full((2, 3), 6e4, np.float16), [0, 1], 3, reduction="sum") == np.inf
+    assert np.isinf(st.topk_mask_jacobian(np.array([1, 1, 0], np.float16), 1, 1e-6)).any()
+
+
 @pytest.mark.parametrize("phi", ["half_square", "exp"])
 @pytest.mark.parametrize("k", [1, 2])
 def test_biconjugate_interpretation(phi, k):
@@ -297,6 +314,14 @@ def test_spread_is_the_fenchel_young_loss_of_the_filled_target():
     np.testing.assert_allclose(gradient, st.topk_mask(logits, 3, 0.8) - filled)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_soft_targets_may_sum_to_k_up_to_rounding(dtype):
+    logits = gaussian(50, 7).astype(dtype)
+    t = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    assert (t.astype(float).sum(axis=-1) > 1).any()
+    assert (st.topk_loss(logits, t, 1, completion="spread", reduction="none") > -1e-6).all()
+
+
 def test_losses_with_padding_and_empty_batches():
     logits = np.array([[1.0, -np.inf, 0.3, 0.2], [0.5, 0.1, -np.inf, 0.9]])
     kept = np.array([[1.0, 0.3, 0.2], [0.5, 0.1, 0.9]])
@@ -384,6 +409,32 @@ def test_choose_lam_for_magnitude(p):
     y = st.topk_mag(x, 17, lam, p=p)
     moved = (y != 0) & (y != x)
     np.testing.assert_array_equal(moved.sum(axis=-1), 8)
+
+
+def test_choose_lam_does_not_mind_outliers():
+    x = gaussian(200)
+    expected = st.choose_lam(x[1:], 17, 8)
+    for outlier in (-3.4e38, -1.7e308, -np.inf):
+        np.testing.assert_allclose(
+            st.choose_lam(np.append(x[1:], outlier), 17, 8), expected, rtol=1e-6
+        )
+    high = np.append(x, 1e30)
+    y = st.topk_mag(high, 17, st.choose_lam(high, 17, 8, p=4 / 3, magnitude=True), p=4 / 3)
+    assert ((y != 0) & (y != high)).sum() == 8
+
+
+@pytest.mark.parametrize("p", [3.0, 5.0])
+def test_choose_lam_for_large_p(p):
+    x = gaussian(50)
+    y = st.topk_mask(x, 1, st.choose_lam(x, 1, 50, p=p), p=p)
+    assert ((y > 0) & (y < 1)).all()
+
+
+def test_choose_lam_is_positive_and_quiet():
+    assert (st.choose_lam([5e-324, 0.0, 1e-323], 1, 2) > 0).all()
+    assert np.isfinite(st.choose_lam([1.7e308, -1.7e308, 0.0], 1, 2)).all()
+    assert np.isfinite(st.choose_lam(gaussian(20), 3, p=30.0, magnitude=True)).all()
+    assert st.choose_lam(np.empty((2, 0)), 0).shape == (2, 1)
 
 
 def test_choose_lam_for_signs():

@@ -33,8 +33,8 @@ from .polytope import (
     permutahedron_vjp,
 )
 from .relaxed import TopKCotangents
+from .roots import ConvergenceError
 from .selection import Selection, choose_lam, topk_select
-from .solution import ConvergenceError
 from .sorting import (
     SortCotangents,
     soft_rank,

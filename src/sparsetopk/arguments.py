@@ -7,6 +7,7 @@ float64. ``Rows`` does that, and puts results back into the shape and dtype of t
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,7 +25,10 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 def as_float_array(name: str, value: ArrayLike) -> FloatArray:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # a ragged list
+        raise ValueError(f"{name} must be a rectangular array: {error}") from None
     if array.dtype.type not in _FLOATS:
         raise TypeError(
             f"{name} must be an array of dtype float16, float32 or float64, got {array.dtype}"
@@ -141,21 +145,21 @@ class Rows:
 def check_k(k: Array, n: int) -> Array:
     bad = ~((k >= 0) & (k <= n))
     if bad.any():
-        raise ValueError(f"k must be in [0, n] with n={n}, got {k[bad].flat[0]:g}")
+        raise ValueError(f"k must be in [0, n] with n={n}, got {k[bad].flat[0]}")
     return k
 
 
 def check_lam(lam: Array) -> Array:
     bad = ~((lam >= 0) & (lam < np.inf))
     if bad.any():
-        raise ValueError(f"lam must be finite and at least 0, got {lam[bad].flat[0]:g}")
+        raise ValueError(f"lam must be finite and at least 0, got {lam[bad].flat[0]}")
     return lam
 
 
 def check_p(p: float) -> float:
     if isinstance(p, bool) or not isinstance(p, (int, float, np.integer, np.floating)):
         raise TypeError(f"p must be a number, got {_show(p)}")
-    if not 1 < p < np.inf:
+    if not 1 < p <= sys.float_info.max:
         raise ValueError(f"p must be finite and greater than 1, got {p}")
     return float(p)
 
@@ -165,7 +169,7 @@ def regularizer(p: float, two_sided: bool = False) -> Regularizer:
 
 
 def check_choice(name: str, value: _Name, choices: Collection[_Name]) -> _Name:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
     return value
 
@@ -184,7 +188,10 @@ def check_positive_int(name: str, value: object, at_most: int | None = None) -> 
 
 
 def check_solver_options(options: SolverOptions | None) -> SolverOptions:
-    options = options or {}
+    if options is None:
+        return {}
+    if not isinstance(options, dict):
+        raise TypeError(f"solver_options must be a dict, got {options!r}")
     for key in options:
         check_choice("a key of solver_options", key, ("max_iter", "tol"))
     if "max_iter" in options:

@@ -39,9 +39,10 @@ def _response(problem: Isotonic, at: Ints, c: Array) -> Array:
         return value, d - value / (reg.slope(d) + lam * phi.curvature(g, w))
 
     lo = reg.inverse(np.minimum(c, 0.0))
-    hi = reg.inverse(np.maximum(c + w * phi.prime(s), 0.0))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return increasing_root(equation, lo, hi).x
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        hi = reg.inverse(np.maximum(c + w * phi.prime(s), 0.0))
+        hi = np.minimum(hi, np.maximum(reg.inverse(2.0 * np.maximum(c, 0.0)), problem.far[:, at]))
+        return increasing_root(equation, lo, hi).checked()
 
 
 def _update(problem: Isotonic, left: Ints, before: Array, after: Array) -> Array:
@@ -67,6 +68,6 @@ def _update(problem: Isotonic, left: Ints, before: Array, after: Array) -> Array
 
     lo = np.where(ordered, d_left, d_right + gap)
     with np.errstate(divide="ignore", invalid="ignore"):
-        d = increasing_root(equation, lo, d_left).x
+        d = increasing_root(equation, lo, d_left).checked()
     alpha = before + w_left * phi.prime(s - lam * d) - reg.response(d)
     return np.where(ordered, 0.0, np.maximum(alpha, 0.0))

@@ -46,6 +46,11 @@ class Isotonic:
             return -np.diff(self.s, axis=-1) / self.lam
 
     @cached_property
+    def far(self) -> Array:
+        """A d whose response is at least twice what an entry alone would have."""
+        return lone_response(self.s, 2.0 * np.maximum(self.w, 0.0), self.lam, self.reg, self.phi)
+
+    @cached_property
     def alone(self) -> Array:
         """d of every entry if it were the only one."""
         return lone_response(self.s, self.w, self.lam, self.reg, self.unconstrained_phi)
@@ -54,18 +59,21 @@ class Isotonic:
         """From d and from which neighbours (i, i+1) share a block, (rows, n-1)."""
         block = block_ids(joined)
         u = self.s - self.lam * d
-        if self.phi.name == "abs":
-            d, u, block = self._truncate(d, u, block)
-        return Solution(d, u, self.w, block, residual)
+        solution = Solution(d, u, self.w, block, residual)
+        return self._truncate(solution) if self.phi.name == "abs" else solution
 
-    def _truncate(self, d: Array, u: Array, block: Ints) -> tuple[Array, Array, Ints]:
-        """v = max(v, 0); what is moved to 0 stands alone there."""
-        below = u <= 0
-        starts = np.cumsum(below | (np.diff(block, axis=-1, prepend=-1) > 0), axis=-1) - 1
-        return (
-            np.where(below, self.s / self.lam, d),
-            np.where(below, 0.0, u),
-            starts.astype(np.intp),
+    def _truncate(self, solution: Solution) -> Solution:
+        """v = max(v, 0); what is moved to 0 stands alone there, whatever its weight was."""
+        below = solution.u < 0
+        first = np.diff(solution.block, axis=-1, prepend=-1) > 0
+        with np.errstate(over="ignore"):
+            d = np.where(below, self.s / self.lam, solution.d)
+        return Solution(
+            d,
+            np.where(below, 0.0, solution.u),
+            np.where(below, 1.0, solution.weight),
+            np.cumsum(below | first, axis=-1, dtype=np.intp) - 1,
+            solution.residual,
         )
 
 

@@ -78,16 +78,17 @@ def conjugate(
 
 def _conjugate(y: Array, w: Array, phi: Phi) -> Array:
     """Row by row, for w in decreasing order; (m, 1)."""
-    size = np.abs(y) if phi.even else y
-    size = -np.sort(-size, axis=-1)
+    invalid = row_any(np.isnan(y) | ~np.isfinite(w))
+    size = np.where(np.isfinite(y), np.abs(y) if phi.even else y, 0.0)
+    size, w = -np.sort(-size, axis=-1), np.where(np.isfinite(w), w, 0.0)
     if phi.name in ("identity", "abs"):
         value = _indicator(size, w, equal_sums=phi.name == "identity")
     else:
         value = np.array([_divergence(*row, phi) for row in zip(size, w, strict=True)])
         value = value.reshape(-1, 1)
-    if phi.name == "exp":
-        value = np.where(row_any(y < 0), np.inf, value)
-    return np.where(row_any(np.isnan(y) | np.isnan(w)), np.nan, value)
+    outside = np.isinf(y) | ((y < 0) & (phi.name == "exp"))
+    value = np.where(row_any(outside), np.inf, value)
+    return np.where(invalid, np.nan, value)
 
 
 def _indicator(y: Array, w: Array, equal_sums: bool) -> Array:

@@ -92,7 +92,7 @@ def _newton(problem: Isotonic, row: int, block: Block, lo: float, hi: float) -> 
         return value, delta - value / slope
 
     with np.errstate(divide="ignore", invalid="ignore"):
-        return float(increasing_root(equation, np.array([lo]), np.array([hi])).x[0])
+        return float(increasing_root(equation, np.array([lo]), np.array([hi])).checked()[0])
 
 
 def _residual(problem: Isotonic, d: Array, joined: Bools) -> Array:

@@ -15,12 +15,22 @@ from ._types import Array, PhiName
 from .regularizers import PNorm, Regularizer
 from .roots import increasing_root
 
-# exp(700) is the last that leaves room for a product; beyond it only the sign of a residual matters.
-_LARGEST_EXPONENT = 700.0
+# Near the largest float; beyond it only the sign of a residual matters to a solver.
+_LARGEST_EXPONENT = 709.7
 
 
 def _exp(u: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return np.exp(u - 1.0)
+
+
+def _finite_exp(u: Array) -> Array:
     return np.exp(np.minimum(u - 1.0, _LARGEST_EXPONENT))
+
+
+def _half_square(u: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return u * u / 2
 
 
 @dataclass(frozen=True)
@@ -45,26 +55,26 @@ PHIS: dict[PhiName, Phi] = {
     "half_square": Phi(
         "half_square",
         True,
-        value=lambda u: u * u / 2,
+        value=_half_square,
         prime=lambda u: u,
         curvature=lambda u, w: w + 0.0 * u,
-        conjugate=lambda y: y * y / 2,
+        conjugate=_half_square,
     ),
-    # |u| has a kink at 0: an entry there is pinned, which an infinite curvature expresses.
+    # |u| has a kink at 0: an entry held there is pinned, which an infinite curvature expresses.
     "abs": Phi(
         "abs",
         True,
         value=np.abs,
         prime=np.ones_like,
-        curvature=lambda u, w: np.where(u <= 0, np.inf, 0.0),
+        curvature=lambda u, w: np.where((u <= 0) & (w > 0), np.inf, 0.0),
         conjugate=None,
     ),
     "exp": Phi(
         "exp",
         False,
         value=_exp,
-        prime=_exp,
-        curvature=lambda u, w: w * _exp(u),
+        prime=_finite_exp,
+        curvature=lambda u, w: w * _finite_exp(u),
         conjugate=lambda y: y * np.log(np.where(y > 0, y, 1.0)),
     ),
 }
@@ -77,7 +87,7 @@ def lone_response(s: Array, w: Array, lam: Array, reg: Regularizer, phi: Phi) ->
     phi, ``s >= 0`` is expected; for all but the identity, ``w >= 0``.
     """
     if phi.name in ("identity", "abs"):
-        return reg.inverse(w + 0.0 * s)
+        return reg.inverse(np.broadcast_to(w, np.broadcast_shapes(np.shape(w), np.shape(s))))
     assert isinstance(reg, PNorm)
     if phi.name == "half_square":
         return _half_square_response(s, w, lam, reg)
@@ -102,7 +112,7 @@ def _half_square_response(s: Array, w: Array, lam: Array, reg: PNorm) -> Array:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         hi = np.minimum(target ** (1.0 / e), np.where(slope > 0, target / slope, np.inf))
         hi = np.minimum(hi, np.finfo(np.float64).max)
-        return increasing_root(equation, np.zeros_like(hi), hi, start=hi).x
+        return increasing_root(equation, np.zeros_like(hi), hi, start=hi).checked()
 
 
 def _exp_response(s: Array, w: Array, lam: Array, reg: PNorm) -> Array:
@@ -125,5 +135,5 @@ def _exp_response(s: Array, w: Array, lam: Array, reg: PNorm) -> Array:
         cap = np.where(above, np.log(np.maximum(target / lam, 1.0)), 0.0)
     hi = np.minimum(target / e, cap)
     lo = np.where(above, 0.0, (target - lam) / e)
-    log_d = increasing_root(equation, lo, hi, start=hi).x
+    log_d = increasing_root(equation, lo, hi, start=hi).checked()
     return np.where(w > 0, np.exp(log_d), 0.0)

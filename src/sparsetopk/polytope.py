@@ -78,7 +78,8 @@ def _along(rows: Rows, name: str, w: ArrayLike) -> Rows:
         full = np.broadcast_to(array, rows.shape)
     except ValueError:
         full = None
-    if full is None or array.shape[rows.axis - len(rows.shape)] != rows.n:
+    at = rows.axis - len(rows.shape)  # from the right, as broadcasting counts
+    if full is None or array.ndim < -at or array.shape[at] != rows.n:
         raise ValueError(
             f"{name} must have length n={rows.n} along axis {rows.axis} of x and broadcast to its shape "
             f"{rows.shape}, got shape {shape}"
@@ -119,13 +120,15 @@ class PermutahedronProblem(RowProblem):
 
     @cached_property
     def solution(self) -> Solution:
-        s = np.take_along_axis(self.x, self.order, axis=-1)
-        w = np.take_along_axis(self.w_paired, self.order, axis=-1)
+        """Of the relaxed rows; hard ones have a trivial one, which nobody looks at."""
+        soft, result = ~self.hard[:, 0], Solution.trivial(self.x)
+        order, lam = self.order[soft], self.lam[soft]
+        s = np.take_along_axis(self.x[soft], order, axis=-1)
+        w = np.take_along_axis(self.w_paired[soft], order, axis=-1)
         if s.size == 0:
-            return Solution(s, s, s, np.zeros(s.shape, np.intp), np.zeros_like(self.lam))
-        lam = self.relaxing_lam
+            return result
         solved = solve_sorted(s, w, lam, self.reg, self.phi, self.solver, self.options)
-        return solved.scatter(self.order)
+        return result.with_rows(soft, solved.scatter(order))
 
     @cached_property
     def y(self) -> Array:
@@ -168,9 +171,10 @@ class PermutahedronProblem(RowProblem):
 
     def value(self) -> Array:
         """f_{phi,R}(x, w) = R*(x - u) + sum_i w_i phi(u_i), (m, 1); for lam = 0, f_phi(x, w)."""
-        hard = self.w_paired * self.phi.value(self.x)
-        soft = self.relaxing_lam * self.reg.conjugate(self.solution.d)
-        soft = soft + self.w_paired * self.phi.value(self.solution.u)
+        with np.errstate(over="ignore", invalid="ignore"):
+            hard = self.w_paired * self.phi.value(self.x)
+            soft = self.relaxing_lam * self.reg.conjugate(self.solution.d)
+            soft = soft + self.w_paired * self.phi.value(self.solution.u)
         return self.row_results(row_sum(np.where(self.hard, hard, soft)))
 
 

@@ -126,8 +126,8 @@ class TwoSidedPNorm:
 
         lo = np.zeros_like(t)
         if self.p < 2:
-            return np.asarray(increasing_root(in_power, lo, lo + 0.5**e).x ** (1.0 / e))
-        return increasing_root(in_y, lo, lo + 0.5).x
+            return np.asarray(increasing_root(in_power, lo, lo + 0.5**e).checked() ** (1.0 / e))
+        return increasing_root(in_y, lo, lo + 0.5).checked()
 
     def slope(self, t: Array) -> Array:
         """S'(t) = 1 / ((p-1) (y^(p-2) + (1-y)^(p-2))) with y = S(t); 0 outside [-1, 1]."""

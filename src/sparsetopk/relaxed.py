@@ -160,28 +160,27 @@ class TopKProblem(RowProblem):
 
     @cached_property
     def solution(self) -> Solution:
-        x, lam = self._finite_x(), self.relaxing_lam
+        """Of the relaxed rows; hard ones have a trivial one, which nobody looks at."""
+        soft = ~self.hard[:, 0]
+        x, k, lam = self._shared_x()[soft], self.k[soft], self.lam[soft]
+        result = Solution.trivial(self.x)
         if x.size == 0:
-            no_block = np.zeros(x.shape, dtype=np.intp)
-            return Solution(x, x, x, no_block, np.zeros_like(lam))
+            return result
         if self.solver == "threshold":
             rule = threshold.RULE.given(**self.options)
-            return threshold.solve(x, self.k, lam, self.reg, self.phi, rule)
-        candidate = x > -np.inf
-        k = np.minimum(self.k, row_sum(candidate))
-        x = _push_out(x, ~candidate, lam, down=True)
+            return result.with_rows(soft, threshold.solve(x, k, lam, self.reg, self.phi, rule))
+        k = np.minimum(k, row_sum(x > -np.inf))
+        x = _without_infinities(x, lam)
         order = descending_order(x)
-        s = np.take_along_axis(x, order, axis=-1)
-        w = ones_k(k, x.shape[-1])
-        return solve_sorted(s, w, lam, self.reg, self.phi, self.solver, self.options).scatter(order)
+        s, w = np.take_along_axis(x, order, axis=-1), ones_k(k, x.shape[-1])
+        solved = solve_sorted(s, w, lam, self.reg, self.phi, self.solver, self.options)
+        return result.with_rows(soft, solved.scatter(order))
 
-    def _finite_x(self) -> Array:
-        """x without +inf: far above the rest, or, where they have to share k, alone."""
-        top = self.x == np.inf
-        if not top.any():
+    def _shared_x(self) -> Array:
+        """x; where more than k entries are +inf, these tie and are the only candidates."""
+        if not self.overfull.any():
             return self.x
-        lifted = _push_out(self.x, top, self.relaxing_lam, down=False)
-        return np.where(self.overfull, np.where(top, 0.0, -np.inf), lifted)
+        return np.where(self.overfull, np.where(self.x == np.inf, 0.0, -np.inf), self.x)
 
     def linearize(self, *, debias: bool = False) -> Linearization:
         """Derivatives of the relaxed rows; where +inf entries share k, x does not move them."""
@@ -196,12 +195,19 @@ class TopKProblem(RowProblem):
         return result.frozen_in_x(self.overfull)
 
 
-def _push_out(x: Array, which: Bools, lam: Array, *, down: bool) -> Array:
-    """Replace infinite entries by finite ones, too far from the others to be pooled with them."""
-    sign = -1.0 if down else 1.0
-    extreme = sign * row_max(np.where(np.isfinite(x), sign * x, -np.inf))
-    extreme = np.where(np.isfinite(extreme), extreme, 0.0)
-    return np.where(which, extreme + sign * 2.0 * (lam + np.abs(extreme)), x)
+def _without_infinities(x: Array, lam: Array) -> Array:
+    """Finite stand-ins for infinite entries, too far from the others to be pooled with them."""
+    finite = np.isfinite(x)
+    if finite.all():
+        return x
+    limit = np.finfo(np.float64).max
+    top = row_max(np.where(finite, x, -limit))
+    bottom = -row_max(np.where(finite, -x, -limit))
+    top, bottom = np.where(row_any(finite), top, 0.0), np.where(row_any(finite), bottom, 0.0)
+    with np.errstate(over="ignore"):
+        above = np.minimum(top + 2.0 * (lam + np.abs(top)), limit)
+        below = np.maximum(bottom - 2.0 * (lam + np.abs(bottom)), -limit)
+    return np.where(finite, x, np.where(x > 0, above, below))
 
 
 @dataclass(frozen=True)

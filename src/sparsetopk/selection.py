@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,7 +16,11 @@ from .hard import descending_order
 from .operators import topk_mag, topk_mask
 from .phis import PHIS
 from .relaxed import TopKProblem
-from .rowwise import row_max, row_sum
+from .rowwise import row_sum
+from .threshold import order_statistic
+
+# The search for lam: in steps of this factor, so many of them, within these bounds.
+_STEP, _STEPS, _SMALLEST = 16.0, 40, 1e-300
 
 
 class Selection(NamedTuple):
@@ -77,8 +82,9 @@ def topk_select(
     values = np.take_along_axis(y, indices, axis=axis)
     left_out = size.astype(np.float64)
     np.put_along_axis(left_out, kept, 0.0, axis=-1)
-    dropped = left_out.sum(axis=-1) + 0.0 * np.abs(values).sum(axis=axis)
-    return Selection(values, indices, dropped.astype(y.dtype))
+    dropped = np.where(np.isnan(values).any(axis=axis), np.nan, left_out.sum(axis=-1))
+    with np.errstate(over="ignore"):
+        return Selection(values, indices, dropped.astype(y.dtype))
 
 
 def choose_lam(
@@ -110,7 +116,6 @@ def choose_lam(
     phi = PHIS["half_square" if magnitude else "identity"]
     problem = TopKProblem.of(Rows.of("x", x, axis), k, 1.0, regularizer(p, two_sided), phi)
     fractional = min(check_positive_int("fractional", fractional), problem.rows.n)
-    scale = _scale(problem, p, magnitude)
 
     def enough(lam: Array) -> Bools:
         at = replace(problem, lam=lam)
@@ -120,25 +125,49 @@ def choose_lam(
             counted = counted & (y > 0) & (y < 1)
         return row_sum(counted) >= fractional
 
-    # All entries are fractional at the upper end. For magnitude the threshold falls there as
-    # lam^(-1/(p-1)), and below 2^-40 of x it would drown in rounding.
-    up = 40.0 * (p - 1.0) if magnitude else 2.0 * np.log2(problem.rows.n + 1.0) + 10.0
-    lo, hi = np.log2(scale) - 50.0, np.log2(scale) + up
-    possible = enough(np.exp2(hi))
-    for _ in range(30):
-        middle = (lo + hi) / 2
-        reached = enough(np.exp2(middle))
-        lo, hi = np.where(reached, lo, middle), np.where(reached, middle, hi)
-    lam = np.where(possible, np.exp2(hi), scale)
+    with np.errstate(over="ignore", under="ignore"):
+        scale = _scale(problem, p, fractional)
+        lam = _smallest(enough, scale)
     return problem.rows.unflatten(problem.row_results(lam))
 
 
-def _scale(problem: TopKProblem, p: float, magnitude: bool) -> Array:
-    """The scale of lam by the scaling laws: that of x for a mask, its power 2 - p for magnitude."""
-    finite = np.isfinite(problem.x)
-    top = row_max(np.where(finite, problem.x, -np.inf))
-    if magnitude:
-        return np.where(top > 0, np.abs(top), 1.0) ** (2.0 - p)
-    bottom = -row_max(np.where(finite, -problem.x, -np.inf))
-    spread = np.where(top > bottom, top - bottom, 1.0)
-    return np.where(np.isfinite(spread), spread, 1.0)
+def _scale(problem: TopKProblem, p: float, fractional: int) -> Array:
+    """The scale of lam that leaves ``fractional`` entries open, by the scaling laws.
+
+    From the distance over so many entries to both sides of the boundary, and not from the whole row,
+    which may have outliers. For magnitude, lam g^(p-1) is such a distance, g the size at the boundary.
+    """
+    x, n = problem.x, problem.rows.n
+    limit = np.finfo(np.float64).max
+    x = np.clip(x, -limit, limit)
+    i = np.concatenate([problem.k - fractional, problem.k + fractional, problem.k], axis=-1)
+    if x.size == 0:
+        return np.ones_like(problem.k)
+    stats = order_statistic(x, np.clip(np.ceil(i), 1, n).astype(np.intp))
+    distance = stats[:, 0:1] / 2 - stats[:, 1:2] / 2
+    if problem.phi.even:
+        g = np.where(stats[:, 2:] > 0, stats[:, 2:], 1.0)
+        distance = distance / g ** (p - 1.0)
+    return np.clip(np.where(distance > 0, distance, 1.0), _SMALLEST, 1.0 / _SMALLEST)
+
+
+def _smallest(enough: Callable[[Array], Bools], scale: Array) -> Array:
+    """The smallest lam for which ``enough`` holds, row by row; ``scale`` where none was found."""
+    found, missed = scale.copy(), scale.copy()
+    for factor, looking_for in ((_STEP, True), (1.0 / _STEP, False)):
+        lam = scale
+        for _ in range(_STEPS):  # up until it is enough, down until it is not
+            holds = enough(lam)
+            found, missed = np.where(holds, lam, found), np.where(holds, missed, lam)
+            if np.all(holds == looking_for):
+                break
+            lam = np.where(
+                holds == looking_for, lam, np.clip(lam * factor, _SMALLEST, 1 / _SMALLEST)
+            )
+    possible = enough(found)
+    lo, hi = np.log(np.minimum(missed, found)), np.log(found)
+    for _ in range(30):
+        middle = (lo + hi) / 2
+        holds = enough(np.exp(middle))
+        lo, hi = np.where(holds, lo, middle), np.where(holds, middle, hi)
+    return np.where(possible, np.exp(hi), scale)

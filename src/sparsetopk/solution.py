@@ -9,14 +9,11 @@ import numpy as np
 from ._types import Array, Bools, Ints
 from .phis import Phi
 from .regularizers import Regularizer
+from .roots import ConvergenceError
 from .rowwise import block_sum
 
 # Keeps sums and products of slopes finite, for any lam > 0.
 _STEEPEST = 1e280
-
-
-class ConvergenceError(RuntimeError):
-    """A solver could not meet its stopping rule; the message says which rule and how far it got."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +59,19 @@ class Solution:
     def alone(self) -> Bools:
         """Which entries are a block of their own."""
         return block_sum(np.ones_like(self.d), self.block) == 1
+
+    @classmethod
+    def trivial(cls, x: Array) -> Solution:
+        """Nothing is selected."""
+        block = np.broadcast_to(np.arange(x.shape[-1]), x.shape)
+        zero = np.zeros_like(x)
+        return cls(zero, x.copy(), zero.copy(), block.copy(), np.zeros((x.shape[0], 1)))
+
+    def with_rows(self, where: Bools, other: Solution) -> Solution:
+        """This solution, with the rows ``where`` (rows,) taken from the smaller ``other``."""
+        for name in ("d", "u", "weight", "block", "residual"):
+            getattr(self, name)[where] = getattr(other, name)
+        return self
 
     def scatter(self, order: Ints) -> Solution:
         """Undo the sort: the solution for x, given the one for x[order]."""
@@ -119,10 +129,12 @@ class Linearization:
         )
 
     def times_x(self, x: Array, y: Array) -> Linearization:
-        """The same for x * y(x), with 0 where y does not move, whatever x is there."""
+        """The same for x * y(x); an infinite x, padding or not, has no slope."""
+        finite = np.where(np.isfinite(x), x, 0.0)
 
         def scaled(values: Array) -> Array:
-            return np.where(values == 0, 0.0, x) * values
+            with np.errstate(over="ignore"):
+                return np.clip(finite * values, -_STEEPEST, _STEEPEST)
 
         return replace(
             self,
@@ -162,20 +174,20 @@ def linearize(
         dg = (sum_B D_i dx_i - phi'(g) sum_B dw_i) / (sum_B D_i + c),   dy_i = D_i (dx_i - dg).
     """
     d, u, block = solution.d, solution.u, solution.block
+    rise = reg.slope(d)  # lam D, of which shares are formed: D itself may overflow
     with np.errstate(over="ignore"):
-        slope = np.minimum(reg.slope(d) / lam, _STEEPEST)
-    gain = 1.0 + slope if debias else slope
+        gain = np.minimum(rise / lam, _STEEPEST) + (1.0 if debias else 0.0)
     size = block_sum(np.ones_like(d), block)
     weight = block_sum(solution.weight, block)
     curvature = phi.curvature(u, weight)
-    total = block_sum(slope, block) + curvature
+    total = block_sum(rise, block) + lam * curvature
     alone = size == 1
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         # Flat everywhere on the block (p < 2, nothing selected): the limit shares equally.
-        share = np.where(total > 0, slope / total, 1.0 / size)
-        unit = np.where(total > 0, gain / total, 1.0 / size)
-        # gain * (1 - share), free of cancellation; 0 where c = 0, gain where c is infinite.
-        lone = np.where(curvature > 0, gain / (1.0 + slope / curvature), 0.0)
+        share = np.where(total > 0, rise / total, 1.0 / size)
+        unit = np.where(total > 0, (rise + lam * debias) / total, 1.0 / size)
+        # gain * (1 - share), free of cancellation; it is gain where the curvature is infinite.
+        lone = np.where(np.isinf(curvature), gain, curvature * unit)
     result = Linearization(
         diag=np.where(alone, lone, gain),
         left=np.where(alone, 0.0, gain),
@@ -186,7 +198,7 @@ def linearize(
         in_lam=np.zeros_like(d),
     )
     # x enters through x/lam alone, and the debiased output has lam d besides.
-    in_lam = (d if debias else 0.0) - result.jvp(d)
+    in_lam = d * debias - result.jvp(d)
     # k is the weight of the one block that is neither selected whole nor left out whole.
     in_k = np.where((weight > 0) & (weight < size), result.in_weight, 0.0)
     return replace(result, in_lam=in_lam, in_k=in_k)

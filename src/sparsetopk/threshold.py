@@ -63,6 +63,8 @@ def solve(
             hi,
             start=hi if phi.name == "abs" else None,  # where the constraint v >= 0 binds
             tol=rule.tol * np.maximum(k, 1.0) * phi.prime(pivot - lam * hi),
+            # For p > 2 a response is as steep as it likes near 0: there every digit of delta counts.
+            unit=0.0 if isinstance(reg, PNorm) and reg.p > 2 else hi - lo,
             max_iter=rule.max_iter,
         )
         # A threshold at 0 can go no lower: the signed mask then takes fewer than k.
@@ -75,7 +77,7 @@ def solve(
 
     response, inside, above = _split(d, v, reg, phi)
     above |= everything & (x > -np.inf)
-    inside &= ~above
+    inside = (inside | pinned) & ~above
     left = k - row_sum(above)
     if phi.name == "half_square":  # sum_B S(d_i) = v * left gives v even where it is tiny
         mass = row_sum(np.where(inside, response, 0.0))
