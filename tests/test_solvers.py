@@ -71,7 +71,10 @@ def test_threshold_equals_pav(data, x, lam, p):
 def test_two_sided_masks_are_optimal(data, x, lam, p):
     k = data.draw(ks(x.size))
     y = st.topk_mask(x, k, lam, p=p, two_sided=True)
-    assert reference.kkt_residual(y, x, reference.ones_k(k, x.size), lam, p, two_sided=True) < 1e-9
+    # y near 1 is known to a rounding only, which the gradient of |1 - y|^p raises to the power p - 1
+    tolerance = max(1e-9, np.finfo(float).eps ** (p - 1))
+    w = reference.ones_k(k, x.size)
+    assert reference.kkt_residual(y, x, w, lam, p, two_sided=True) < tolerance
 
 
 @given(some.data(), rows(), lams())
@@ -269,7 +272,8 @@ def test_two_sided_response_inverts_its_definition(t, p):
     reg = TwoSidedPNorm(p)
     y = reg.response(np.array([t]))
     assert 0 <= y[0] <= 1
-    np.testing.assert_allclose(reg.inverse(y), np.clip(t, -1, 1), atol=3e-8 if p < 1.5 else 1e-8)
+    low = reg.response(-np.abs(np.array([t])))  # the half where y keeps its relative precision
+    np.testing.assert_allclose(reg.inverse(low), -min(abs(t), 1.0), atol=1e-13)
     np.testing.assert_allclose(reg.response(np.array([-t])), 1 - y, atol=1e-15)
 
 

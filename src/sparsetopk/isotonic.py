@@ -17,7 +17,7 @@ import numpy as np
 from ._types import Array, Bools, Ints
 from .phis import PHIS, Phi, lone_response
 from .regularizers import PNorm
-from .rowwise import row_max
+from .rowwise import block_sum, row_max
 from .solution import Solution, StoppingRule
 
 
@@ -59,6 +59,12 @@ class Isotonic:
         """From d and from which neighbours (i, i+1) share a block, (rows, n-1)."""
         block = block_ids(joined)
         u = self.s - self.lam * d
+        if (
+            self.phi.name == "half_square"
+        ):  # sum_B S(d_i) = u sum_B w_i gives u even where it is tiny
+            weight = block_sum(self.w, block)
+            mass = block_sum(self.reg.response(d), block)
+            u = np.where(weight > 0, mass / np.where(weight > 0, weight, 1.0), u)
         solution = Solution(d, u, self.w, block, residual)
         return self._truncate(solution) if self.phi.name == "abs" else solution
 

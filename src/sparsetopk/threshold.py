@@ -81,7 +81,9 @@ def solve(
     left = k - row_sum(above)
     if phi.name == "half_square":  # sum_B S(d_i) = v * left gives v even where it is tiny
         mass = row_sum(np.where(inside, response, 0.0))
-        v = np.where(left > 0, mass / np.where(left > 0, left, 1.0), v)
+        with np.errstate(over="ignore"):
+            exact = mass / np.where(left > 0, left, 1.0)
+        v = np.where((left > 0) & (exact < np.inf), exact, v)
     return _assemble(x, d, v, inside, above, left, pinned, lam, reg, phi, residual)
 
 
@@ -100,11 +102,12 @@ def _assemble(
 ) -> Solution:
     """One block with the weight that is ``left`` for it; every other entry stands alone."""
     d_above = lone_response(np.where(above, x, 0.0), np.ones_like(lam), lam, reg, phi)
+    u_above = reg.response(d_above) if phi.name == "half_square" else x - lam * d_above
     weight_inside = left / np.maximum(row_sum(inside), 1.0)
     alone = 1 + np.arange(x.shape[-1])
     return Solution(
         d=np.where(above, d_above, np.where(inside, d, reg.zero)),
-        u=np.where(above, x - lam * d_above, np.where(inside, v, x)),
+        u=np.where(above, u_above, np.where(inside, v, x)),
         weight=np.where(above, 1.0, np.where(inside, weight_inside, 0.0)),
         block=np.where(inside & ~pinned, 0, alone),
         residual=residual,
