@@ -12,6 +12,7 @@ phi'(v) are selected whole and stand alone, the rest is the block.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -41,24 +42,21 @@ def solve(
 ) -> Solution:
     """The solution for w = 1_k. x is (rows, n), n > 0; k and lam are (rows, 1), k real, lam > 0.
 
-    Entries are finite, or -inf for those that are not candidates (phi identity or exp); for even
-    phi give ``abs(x)``. Where at most k candidates are left, all of them are selected.
+    For even phi give ``abs(x)``, finite. For the others -inf marks an entry that is not a candidate,
+    and at most k entries are +inf. Where at most k candidates are left, all of them are selected.
 
     Stops when the two sides of the equation differ by at most tol * max(k, 1) * phi'(v), which for a
     mask is ``abs(sum(y) - k) <= tol * max(k, 1)``, or at the float resolution of v, always reached.
     """
     count = row_sum(x > -np.inf)
-    k = np.minimum(k, count)
+    problem = _Problem(x, np.minimum(k, count), lam, reg, phi)
     never: Bools = np.zeros(lam.shape, dtype=bool)
-    everything: Bools = never if phi.name == "abs" else np.floor(k) >= count
-    pivot, lo, hi = _bracket(x, k, lam, reg, phi)
+    everything: Bools = never if phi.name == "abs" else problem.k >= count
+    pivot, lo, hi = problem.bracket()
     hi = np.where(everything, lo, hi)
-    # Distances in units of lam from an entry at the boundary: v = pivot - lam * delta. A common
-    # shift of x, or a tiny lam, then costs no precision.
     with np.errstate(over="ignore", invalid="ignore"):
-        t = (x - pivot) / lam
         root = increasing_root(
-            _equation(t, k, lam, pivot, reg, phi),
+            problem.equation(pivot),
             lo,
             hi,
             start=hi if phi.name == "abs" else None,  # where the constraint v >= 0 binds
@@ -69,108 +67,111 @@ def solve(
         )
         # A threshold at 0 can go no lower: the signed mask then takes fewer than k.
         pinned: Bools = root.x >= pivot / lam if phi.name == "abs" else never
-        d = np.where(pinned, x / lam, t + root.x)
+        d = np.where(pinned, x / lam, (x - pivot) / lam + root.x)
         v = np.where(pinned, 0.0, pivot - lam * root.x)
     settled = everything | pinned | (lo >= hi)
     residual = np.where(settled, 0.0, root.residual)
     rule.check("threshold", root.converged | settled, residual)
+    return problem.solution(d, v, everything, pinned, residual)
 
-    response, inside, above = _split(d, v, reg, phi)
-    above |= everything & (x > -np.inf)
-    inside = (inside | pinned) & ~above
-    left = k - row_sum(above)
-    if phi.name == "half_square":  # sum_B S(d_i) = v * left gives v even where it is tiny
-        mass = row_sum(np.where(inside, response, 0.0))
+
+@dataclass(frozen=True)
+class _Problem:
+    """What ``solve`` is given, with k at most the number of candidates."""
+
+    x: Array
+    k: Array
+    lam: Array
+    reg: Regularizer
+    phi: Phi
+
+    def alone(self, x: Array) -> Array:
+        """d of entries that are selected whole."""
+        return lone_response(x, np.ones_like(self.lam), self.lam, self.reg, self.phi)
+
+    def bracket(self) -> tuple[Array, Array, Array]:
+        """The pivot x_[floor k + 1] and the ends of delta = (pivot - v)/lam.
+
+        The threshold lies between the pivot (p-norm; lam above it if two-sided) and the threshold
+        that x_[ceil k] has when it stands alone. Where these cross, the gap between the two entries
+        is too wide to pool them, and the lower end, which selects exactly k entries, is the answer.
+        """
+        k, lam, n = self.k, self.lam, self.x.shape[-1]
+        i = np.concatenate([np.minimum(np.floor(k) + 1, n), np.clip(np.ceil(k), 1, n)], axis=-1)
+        pivot, boundary = np.split(order_statistic(self.x, i.astype(np.intp)), 2, axis=-1)
+        pivot = np.where(pivot > -np.inf, pivot, 0.0)
+        if self.phi.even:
+            pivot = np.where(k >= n, 0.0, pivot)  # x_[n + 1] = 0: the threshold is never below
+        boundary = np.maximum(boundary, pivot)
+        lo = np.full_like(lam, self.reg.zero)
         with np.errstate(over="ignore"):
-            exact = mass / np.where(left > 0, left, 1.0)
-        v = np.where((left > 0) & (exact < np.inf), exact, v)
-    return _assemble(x, d, v, inside, above, left, pinned, lam, reg, phi, residual)
+            hi = self.alone(boundary) - (boundary - pivot) / lam
+            if self.phi.name == "abs":
+                hi = np.minimum(hi, pivot / lam)
+        return pivot, lo, np.where(k > 0, np.maximum(hi, lo), lo)
 
+    def split(self, d: Array, v: Array) -> tuple[Array, Bools, Bools]:
+        """The response of every entry, which ones are in the block, which are selected whole."""
+        with np.errstate(over="ignore"):
+            response = self.reg.response(np.maximum(d, self.reg.zero))
+        reached = response >= self.phi.prime(v)
+        taking_part = d > self.reg.zero
+        return response, taking_part & ~reached, taking_part & reached
 
-def _assemble(
-    x: Array,
-    d: Array,
-    v: Array,
-    inside: Bools,
-    above: Bools,
-    left: Array,
-    pinned: Bools,
-    lam: Array,
-    reg: Regularizer,
-    phi: Phi,
-    residual: Array,
-) -> Solution:
-    """One block with the weight that is ``left`` for it; every other entry stands alone."""
-    d_above = lone_response(np.where(above, x, 0.0), np.ones_like(lam), lam, reg, phi)
-    u_above = reg.response(d_above) if phi.name == "half_square" else x - lam * d_above
-    weight_inside = left / np.maximum(row_sum(inside), 1.0)
-    alone = 1 + np.arange(x.shape[-1])
-    return Solution(
-        d=np.where(above, d_above, np.where(inside, d, reg.zero)),
-        u=np.where(above, u_above, np.where(inside, v, x)),
-        weight=np.where(above, 1.0, np.where(inside, weight_inside, 0.0)),
-        block=np.where(inside & ~pinned, 0, alone),
-        residual=residual,
-    )
+    def equation(self, pivot: Array) -> Callable[[Array], tuple[Array, Array]]:
+        """delta -> (left side minus right side, the Newton point), with v = pivot - lam * delta.
 
+        Distances are taken in units of lam from an entry at the boundary: a common shift of x, or a
+        tiny lam, then costs no precision.
+        """
+        reg, lam = self.reg, self.lam
+        # The constraint v >= 0 of |.| is in the bracket; above it |v| = v.
+        phi = PHIS["identity"] if self.phi.name == "abs" else self.phi
+        e = 1.0 / reg.exponent if isinstance(reg, PNorm) and phi.name == "identity" else 1.0
+        t = (self.x - pivot) / lam
 
-def _bracket(
-    x: Array, k: Array, lam: Array, reg: Regularizer, phi: Phi
-) -> tuple[Array, Array, Array]:
-    """The pivot x_[floor k + 1] and the ends of delta = (pivot - v)/lam.
-
-    The threshold lies between the pivot (p-norm; lam above it if two-sided) and the threshold that
-    x_[ceil k] has when it stands alone. Where these cross, the gap between the two entries is too
-    wide to pool them, and the lower end, which selects exactly k entries, is the answer.
-    """
-    n = x.shape[-1]
-    i = np.concatenate([np.minimum(np.floor(k) + 1, n), np.clip(np.ceil(k), 1, n)], axis=-1)
-    pivot, boundary = np.split(order_statistic(x, i.astype(np.intp)), 2, axis=-1)
-    pivot = np.where(pivot > -np.inf, pivot, 0.0)
-    if phi.even:
-        pivot = np.where(k >= n, 0.0, pivot)  # x_[n + 1] = 0: the threshold is never below
-    boundary = np.maximum(boundary, pivot)
-    lo = np.full_like(lam, reg.zero)
-    with np.errstate(over="ignore"):
-        hi = lone_response(boundary, np.ones_like(lam), lam, reg, phi) - (boundary - pivot) / lam
-        if phi.name == "abs":
-            hi = np.minimum(hi, pivot / lam)
-    return pivot, lo, np.where(k > 0, np.maximum(hi, lo), lo)
-
-
-def _split(d: Array, v: Array, reg: Regularizer, phi: Phi) -> tuple[Array, Bools, Bools]:
-    """The response of every entry, which ones are in the block, which are selected whole."""
-    with np.errstate(over="ignore"):
-        response = reg.response(np.maximum(d, reg.zero))
-    reached = response >= phi.prime(v)
-    taking_part = d > reg.zero
-    return response, taking_part & ~reached, taking_part & reached
-
-
-def _equation(
-    t: Array, k: Array, lam: Array, pivot: Array, reg: Regularizer, phi: Phi
-) -> Callable[[Array], tuple[Array, Array]]:
-    """delta -> (left side minus right side, the Newton point)."""
-    if phi.name == "abs":  # the constraint v >= 0 is in the bracket; above it |v| = v
-        phi = PHIS["identity"]
-    e = 1.0 / reg.exponent if isinstance(reg, PNorm) and phi.name == "identity" else 1.0
-
-    def equation(delta: Array) -> tuple[Array, Array]:
-        d = t + delta
-        v = pivot - lam * delta
-        response, inside, above = _split(d, v, reg, phi)
-        d = np.where(inside, d, 0.0)
-        left = k - row_sum(above)
-        mass = row_sum(np.where(inside, response, 0.0))
-        slope = row_sum(np.where(inside, reg.slope(d), 0.0))
-        slope = slope + lam * phi.curvature(v, left)
-        value = mass - left * phi.prime(v)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            step = value / slope
-            if e != 1.0:
-                # Newton on mass^(p-1), which is linear in delta for one entry and nearly for many.
-                power = (mass - mass ** (1.0 - e) * left**e) / (e * slope)
-                step = np.where((mass > 0) & (left > 0), power, step)
+        def equation(delta: Array) -> tuple[Array, Array]:
+            d = t + delta
+            v = pivot - lam * delta
+            response, inside, above = self.split(d, v)
+            left = self.k - row_sum(above)
+            mass = row_sum(np.where(inside, response, 0.0))
+            slope = row_sum(np.where(inside, reg.slope(np.where(inside, d, 0.0)), 0.0))
+            slope = slope + lam * phi.curvature(v, left)
+            value = mass - left * phi.prime(v)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                step = value / slope
+                if e != 1.0:
+                    # Newton on mass^(p-1): linear in delta for one entry, and nearly for many.
+                    power = (mass - mass ** (1.0 - e) * left**e) / (e * slope)
+                    step = np.where((mass > 0) & (left > 0), power, step)
             return value, delta - step
 
-    return equation
+        return equation
+
+    def solution(
+        self, d: Array, v: Array, everything: Bools, pinned: Bools, residual: Array
+    ) -> Solution:
+        """One block, with the weight that is left for it; every other entry stands alone."""
+        x, reg = self.x, self.reg
+        response, inside, above = self.split(d, v)
+        above |= everything & (x > -np.inf)
+        inside = (inside | pinned) & ~above
+        left = self.k - row_sum(above)
+        d_above = self.alone(np.where(above, x, 0.0))
+        u_above = x - self.lam * d_above
+        if (
+            self.phi.name == "half_square"
+        ):  # S(d) = u, sum_B S(d_i) = v * left: precise also if tiny
+            u_above = reg.response(d_above)
+            with np.errstate(over="ignore"):
+                mass = row_sum(np.where(inside, response, 0.0)) / np.where(left > 0, left, 1.0)
+            v = np.where((left > 0) & (mass < np.inf), mass, v)
+        weight = left / np.maximum(row_sum(inside), 1.0)
+        return Solution(
+            d=np.where(above, d_above, np.where(inside, d, reg.zero)),
+            u=np.where(above, u_above, np.where(inside, v, x)),
+            weight=np.where(above, 1.0, np.where(inside, weight, 0.0)),
+            block=np.where(inside & ~pinned, 0, 1 + np.arange(x.shape[-1])),
+            residual=residual,
+        )
