@@ -8,7 +8,7 @@ from hypothesis import Phase, assume, example, given, settings
 from hypothesis import strategies as some
 
 import sparsetopk as st
-from sparsetopk import reference
+from sparsetopk import _core, reference, threshold
 from sparsetopk.isotonic import Isotonic
 from sparsetopk.pav import solve as pav_solve
 from sparsetopk.phis import PHIS
@@ -75,6 +75,79 @@ def test_two_sided_masks_are_optimal(data, x, lam, p):
     tolerance = max(1e-9, np.finfo(float).eps ** (p - 1))
     w = reference.ones_k(k, x.size)
     assert reference.kkt_residual(y, x, w, lam, p, two_sided=True) < tolerance
+
+
+OPERATORS = {  # what the compiled core knows
+    "mask": (PNorm, "identity"),
+    "magnitude": (PNorm, "half_square"),
+    "sign": (PNorm, "abs"),
+    "two-sided": (TwoSidedPNorm, "identity"),
+}
+IN_NUMPY = threshold.RULE.given(tol=2e-15)  # any rule but the default one is left to NumPy
+
+
+def both(x, k, lam, p, operator):
+    """The operator by the core and in NumPy."""
+    regularizer, phi = OPERATORS[operator]
+    reg = regularizer(p)
+    arguments = (np.abs(x) if PHIS[phi].even else x, k, lam, reg, PHIS[phi])
+    core, plain = threshold.solve(*arguments), threshold.solve(*arguments, IN_NUMPY)
+    return reg.response(core.d), reg.response(plain.d)
+
+
+@given(some.data(), rows(), lams(-8, 8), some.sampled_from([2.0, 1.5, 4 / 3, 1.2, 3.0]))
+@settings(max_examples=200 * THOROUGHNESS)
+def test_the_core_equals_numpy(data, x, lam, p):
+    k = np.array([[data.draw(ks(x.size))]])
+    for operator in OPERATORS:
+        core, plain = both(x[None], k, np.array([[lam]]), p, operator)
+        np.testing.assert_allclose(core, plain, rtol=1e-9, atol=1e-9)
+
+
+def long_rows(n=30_000):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=n)
+    return {
+        "gaussian": x,
+        "cauchy": rng.standard_cauchy(size=n),
+        "log-normal": np.exp(5 * x),
+        "two-valued": np.where(x > 0.3, 1.0, -1.0),
+        "constant": np.full(n, 0.7),
+        "sorted": np.sort(x),
+        "reversed": -np.sort(-x),
+        "one outlier": np.append(x[1:], 1e8),
+        "relu": np.maximum(x, 0.0),
+        "rounded": np.round(x, 1),
+        "integers": np.round(
+            x
+        ),  # x_[7850] and many around it are 1, the sample's bracket is [0, 1]
+        "padded": np.where(x < -1, -np.inf, x),
+    }
+
+
+@pytest.mark.parametrize("lam", [1e-5, 0.1, 100.0])
+@pytest.mark.parametrize("name", long_rows())
+def test_the_core_equals_numpy_on_long_rows(name, lam):
+    """Longer than its buffer: samples, counting passes, and entries that are not copied."""
+    x = long_rows()[name][None]
+    for k in (1.0, 64.0, 3000.5, 8676.0, 15_000.0):
+        for operator, p in (("mask", 2.0), ("mask", 4 / 3), ("magnitude", 2.0), ("two-sided", 1.5)):
+            if operator == "magnitude" and name == "padded":
+                continue
+            core, plain = both(x, np.array([[k]]), np.array([[lam]]), p, operator)
+            np.testing.assert_allclose(core, plain, rtol=1e-9, atol=1e-9)
+
+
+def test_the_core_checks_its_buffers():
+    x, row = np.zeros((2, 3)), np.zeros((2, 1))
+    with pytest.raises(ValueError, match=r"out must hold 6 doubles, got 16 bytes"):
+        _core.solve_threshold(0, 1.0, 2, 3, x, row, row, np.zeros(2))
+    with pytest.raises(ValueError, match=r"x must hold 8 doubles, got 48 bytes"):
+        _core.solve_threshold(0, 1.0, 2, 4, x, row, row, np.zeros(6))
+    with pytest.raises(ValueError, match=r"op must be in \[0, 3\], got 7"):
+        _core.solve_threshold(7, 1.0, 2, 3, x, row, row, np.zeros(6))
+    with pytest.raises(ValueError, match="contiguous"):
+        _core.solve_threshold(0, 1.0, 2, 3, x, row, row, np.zeros(12)[::2])
 
 
 @given(some.data(), rows(), lams())

@@ -1,1 +1,6 @@
+from ._types import Array
+
 def simd_level() -> str: ...
+def solve_threshold(
+    op: int, exponent: float, rows: int, n: int, x: Array, k: Array, lam: Array, out: Array, /
+) -> None: ...

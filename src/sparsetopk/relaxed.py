@@ -77,14 +77,15 @@ class RowProblem(ABC):
     @cached_property
     def x(self) -> Array:
         """The rows, with 0 for those that are invalid and |x| for even phi."""
-        x = np.where(self.invalid, 0.0, self.rows.data)
+        x = self.rows.data
+        if self.invalid.any():
+            x = np.where(self.invalid, 0.0, x)
         return np.abs(x) if self.phi.even else x
 
     @cached_property
     def sign(self) -> Array:
-        """What the result is multiplied with: the sign of x for even phi, with 1 for 0."""
-        negative = (self.rows.data < 0) & self.phi.even
-        return np.where(negative, -1.0, 1.0)
+        """What the result is multiplied with: the sign of x for even phi, with 1 for 0; else (1, 1)."""
+        return np.where(self.rows.data < 0, -1.0, 1.0) if self.phi.even else np.ones((1, 1))
 
     @cached_property
     def hard(self) -> Bools:
@@ -98,7 +99,9 @@ class RowProblem(ABC):
 
     def result(self, rows: Array) -> FloatArray:
         """(m, any length) in the shape and dtype of x; NaN for invalid rows, 0 for -0."""
-        return self.rows.restore(np.where(self.invalid, np.nan, rows) + 0.0)
+        rows = rows + 0.0
+        rows[self.invalid[:, 0]] = np.nan
+        return self.rows.restore(rows)
 
     def row_results(self, rows: Array) -> Array:
         """(m, 1), with NaN for invalid rows."""
@@ -161,20 +164,24 @@ class TopKProblem(RowProblem):
     @cached_property
     def solution(self) -> Solution:
         """Of the relaxed rows; hard ones have a trivial one, which nobody looks at."""
-        soft = ~self.hard[:, 0]
-        x, k, lam = self._shared_x()[soft], self.k[soft], self.lam[soft]
+        soft, x = ~self.hard[:, 0], self._shared_x()
+        if x.size and soft.all():
+            return self._solve(x, self.k, self.lam)
         result = Solution.trivial(self.x)
-        if x.size == 0:
+        if x[soft].size == 0:
             return result
+        return result.with_rows(soft, self._solve(x[soft], self.k[soft], self.lam[soft]))
+
+    def _solve(self, x: Array, k: Array, lam: Array) -> Solution:
         if self.solver == "threshold":
             rule = threshold.RULE.given(**self.options)
-            return result.with_rows(soft, threshold.solve(x, k, lam, self.reg, self.phi, rule))
+            return threshold.solve(x, k, lam, self.reg, self.phi, rule)
         k = np.minimum(k, row_sum(x > -np.inf))
         x = _without_infinities(x, lam)
         order = descending_order(x)
         s, w = np.take_along_axis(x, order, axis=-1), ones_k(k, x.shape[-1])
         solved = solve_sorted(s, w, lam, self.reg, self.phi, self.solver, self.options)
-        return result.with_rows(soft, solved.scatter(order))
+        return solved.scatter(order)
 
     def _shared_x(self) -> Array:
         """x; where more than k entries are +inf, these tie and are the only candidates."""

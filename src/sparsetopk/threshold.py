@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ._core import solve_threshold
 from ._types import Array, Bools, Ints
 from .phis import PHIS, Phi, lone_response
 from .regularizers import PNorm, Regularizer
@@ -52,26 +53,13 @@ def solve(
     problem = _Problem(x, np.minimum(k, count), lam, reg, phi)
     never: Bools = np.zeros(lam.shape, dtype=bool)
     everything: Bools = never if phi.name == "abs" else problem.k >= count
-    pivot, lo, hi = problem.bracket()
-    hi = np.where(everything, lo, hi)
+    pivot, delta, residual = problem.find(rule)
     with np.errstate(over="ignore", invalid="ignore"):
-        root = increasing_root(
-            problem.equation(pivot),
-            lo,
-            hi,
-            start=hi if phi.name == "abs" else None,  # where the constraint v >= 0 binds
-            tol=rule.tol * np.maximum(k, 1.0) * phi.prime(pivot - lam * hi),
-            # For p > 2 a response is as steep as it likes near 0: there every digit of delta counts.
-            unit=0.0 if isinstance(reg, PNorm) and reg.p > 2 else hi - lo,
-            max_iter=rule.max_iter,
-        )
         # A threshold at 0 can go no lower: the signed mask then takes fewer than k.
-        pinned: Bools = root.x >= pivot / lam if phi.name == "abs" else never
-        d = np.where(pinned, x / lam, (x - pivot) / lam + root.x)
-        v = np.where(pinned, 0.0, pivot - lam * root.x)
-    settled = everything | pinned | (lo >= hi)
-    residual = np.where(settled, 0.0, root.residual)
-    rule.check("threshold", root.converged | settled, residual)
+        pinned: Bools = delta >= pivot / lam if phi.name == "abs" else never
+        d = np.where(pinned, x / lam, (x - pivot) / lam + delta)
+        v = np.where(pinned, 0.0, pivot - lam * delta)
+    residual = np.where(everything | pinned, 0.0, residual)
     return problem.solution(d, v, everything, pinned, residual)
 
 
@@ -89,6 +77,46 @@ class _Problem:
         """d of entries that are selected whole."""
         return lone_response(x, np.ones_like(self.lam), self.lam, self.reg, self.phi)
 
+    def find(self, rule: StoppingRule) -> tuple[Array, Array, Array]:
+        """pivot, delta and the residual, by the compiled core if it knows the operator.
+
+        The core has the default rule built in; any other goes to the iteration in NumPy.
+        """
+        operator = self._compiled_operator()
+        if rule != RULE or operator is None:
+            return self._find_in_numpy(rule)
+        out = np.empty((self.x.shape[0], 3))
+        x, k, lam = (np.ascontiguousarray(a) for a in (self.x, self.k, self.lam))
+        solve_threshold(*operator, x.shape[0], x.shape[1], x, k, lam, out)
+        pivot, delta, residual = np.split(out, 3, axis=-1)
+        return pivot, delta, residual
+
+    def _compiled_operator(self) -> tuple[int, float] | None:
+        """The operator's number and exponent in csrc/solve.hpp."""
+        if isinstance(self.reg, PNorm):
+            numbers = {"identity": 0, "half_square": 1, "abs": 2}
+            number = numbers.get(self.phi.name)
+            return None if number is None else (number, self.reg.exponent)
+        exponent = PNorm(self.reg.p).exponent
+        return (3, exponent) if exponent in (1.0, 2.0, 3.0) else None
+
+    def _find_in_numpy(self, rule: StoppingRule) -> tuple[Array, Array, Array]:
+        lam, reg, phi = self.lam, self.reg, self.phi
+        pivot, lo, hi = self.bracket()
+        with np.errstate(over="ignore", invalid="ignore"):
+            root = increasing_root(
+                self.equation(pivot),
+                lo,
+                hi,
+                start=hi if phi.name == "abs" else None,  # where the constraint v >= 0 binds
+                tol=rule.tol * np.maximum(self.k, 1.0) * phi.prime(pivot - lam * hi),
+                # For p > 2 a response is as steep as it likes near 0: every digit of delta counts.
+                unit=0.0 if isinstance(reg, PNorm) and reg.p > 2 else hi - lo,
+                max_iter=rule.max_iter,
+            )
+        rule.check("threshold", root.converged, root.residual)
+        return pivot, root.x, root.residual
+
     def bracket(self) -> tuple[Array, Array, Array]:
         """The pivot x_[floor k + 1] and the ends of delta = (pivot - v)/lam.
 
@@ -99,6 +127,7 @@ class _Problem:
         k, lam, n = self.k, self.lam, self.x.shape[-1]
         i = np.concatenate([np.minimum(np.floor(k) + 1, n), np.clip(np.ceil(k), 1, n)], axis=-1)
         pivot, boundary = np.split(order_statistic(self.x, i.astype(np.intp)), 2, axis=-1)
+        everything = (pivot == -np.inf) | (k >= n)
         pivot = np.where(pivot > -np.inf, pivot, 0.0)
         if self.phi.even:
             pivot = np.where(k >= n, 0.0, pivot)  # x_[n + 1] = 0: the threshold is never below
@@ -108,7 +137,7 @@ class _Problem:
             hi = self.alone(boundary) - (boundary - pivot) / lam
             if self.phi.name == "abs":
                 hi = np.minimum(hi, pivot / lam)
-        return pivot, lo, np.where(k > 0, np.maximum(hi, lo), lo)
+        return pivot, lo, np.where((k > 0) & ~everything, np.maximum(hi, lo), lo)
 
     def split(self, d: Array, v: Array) -> tuple[Array, Bools, Bools]:
         """The response of every entry, which ones are in the block, which are selected whole."""
