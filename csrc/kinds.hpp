@@ -1,7 +1,7 @@
 // The scalar functions of each operator: what src/sparsetopk/regularizers.py and phis.py are for NumPy.
 //
-// With t = (x - v)/lam the distance of an entry to the threshold v, every operator is described by
-//   key(x)         what is compared: x, or |x|
+// With t = (x - v)/lam the distance of an entry to the threshold v, every operator is described by these
+// (whether x or |x| is compared is the caller's affair):
 //   zero           the t at which an entry starts to be selected
 //   top(v)         the t at which it is selected whole: response(top) = prime(v)
 //   response(t)    S(t) for zero < t < top

@@ -172,7 +172,9 @@ Threshold solve_delta(const Open<T>& open, double k, double lam, double pivot, d
   const double unit = Kind::zero == 0 && kind.exponent < 1 ? 0 : hi - lo;
   double delta = start, width = hi - lo;
   Threshold best{pivot, start, std::numeric_limits<double>::infinity()};
-  for (int iteration = 0; iteration < 500; ++iteration) {
+  // The bracket halves at least every four steps: enough of them to reach any double, so that the loop
+  // always ends by one of the rules inside it.
+  for (int iteration = 0; iteration < 4 * 1200; ++iteration) {
     const double v = pivot - lam * delta;
     const Sums sums = add_up<kAbsolute>(open.x, open.n, pivot, lam, delta, kind.top(v), kind);
     const double left = k - open.selected - sums.above;

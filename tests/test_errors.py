@@ -65,6 +65,8 @@ def test_every_top_k_operator_checks_its_arguments(operator, args, options, erro
 def test_solvers_are_checked(operator, options, message):
     with pytest.raises(ValueError, match=message):
         operator(X, 1, **options)
+    with pytest.raises(ValueError, match=message):
+        operator(X, 1, 0.0, **options)  # also where nothing is left for the solver to do
 
 
 CALLS = {

@@ -118,9 +118,7 @@ def long_rows(n=30_000):
         "one outlier": np.append(x[1:], 1e8),
         "relu": np.maximum(x, 0.0),
         "rounded": np.round(x, 1),
-        "integers": np.round(
-            x
-        ),  # x_[7850] and many around it are 1, the sample's bracket is [0, 1]
+        "integers": np.round(x),  # few values: a bracket of the sample, [0, 1], may not shrink
         "padded": np.where(x < -1, -np.inf, x),
     }
 

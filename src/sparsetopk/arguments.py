@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._types import Array, FloatArray, SolverOptions
+from ._types import Array, FloatArray, Solver, SolverOptions
 from .phis import PHIS, Phi
 from .regularizers import PNorm, Regularizer, TwoSidedPNorm
 
@@ -185,6 +185,29 @@ def check_positive_int(name: str, value: object, at_most: int | None = None) -> 
         bounds = "at least 1" if at_most is None else f"in [1, {at_most}]"
         raise ValueError(f"{name} must be {bounds}, got {value}")
     return int(value)
+
+
+def check_solver(
+    solver: Solver,
+    solvers: Collection[Solver],
+    options: SolverOptions | None,
+    reg: Regularizer,
+    phi: Phi,
+) -> SolverOptions:
+    """That the solver is one of ``solvers`` and can do what is asked; its options."""
+    check_choice("solver", solver, solvers)
+    options = check_solver_options(options)
+    if solver == "threshold":
+        return options
+    if not isinstance(reg, PNorm):
+        raise ValueError(f"solver must be 'threshold' when two_sided=True, got {solver!r}")
+    if solver == "pav" and options:
+        raise ValueError(f"solver_options must be empty for the exact solver 'pav', got {options}")
+    if solver == "dykstra" and reg.exponent != 1.0:
+        raise ValueError(f"p must be 2 for solver 'dykstra', got {reg.p}; 'bca' takes any p")
+    if solver == "dykstra" and phi.name == "exp":
+        raise ValueError("phi must not be 'exp' for solver 'dykstra'; 'bca' takes any phi")
+    return options
 
 
 def check_solver_options(options: SolverOptions | None) -> SolverOptions:

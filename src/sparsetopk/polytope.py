@@ -20,11 +20,10 @@ from ._types import Array, Bools, FloatArray, Ints, IsotonicSolver, PhiName, Sol
 from .arguments import (
     Rows,
     as_real_array,
-    check_choice,
     check_lam,
     check_p,
     check_phi,
-    check_solver_options,
+    check_solver,
 )
 from .hard import descending_order, ranks
 from .phis import Phi
@@ -118,17 +117,12 @@ class PermutahedronProblem(RowProblem):
         w = np.where(self.invalid, 0.0, self.w_rows.data)
         return np.take_along_axis(w, self.paired, axis=-1)
 
-    @cached_property
-    def solution(self) -> Solution:
-        """Of the relaxed rows; hard ones have a trivial one, which nobody looks at."""
-        soft, result = ~self.hard[:, 0], Solution.trivial(self.x)
-        order, lam = self.order[soft], self.lam[soft]
-        s = np.take_along_axis(self.x[soft], order, axis=-1)
-        w = np.take_along_axis(self.w_paired[soft], order, axis=-1)
-        if s.size == 0:
-            return result
+    def _solve(self, rows: Bools) -> Solution:
+        order, lam = self.order[rows], self.lam[rows]
+        s = np.take_along_axis(self.x[rows], order, axis=-1)
+        w = np.take_along_axis(self.w_paired[rows], order, axis=-1)
         solved = solve_sorted(s, w, lam, self.reg, self.phi, self.solver, self.options)
-        return result.with_rows(soft, solved.scatter(order))
+        return solved.scatter(order)
 
     @cached_property
     def y(self) -> Array:
@@ -192,9 +186,9 @@ def permutahedron_problem(
     rows = Rows.of("x", x, axis)
     checked = check_phi(phi)
     w_rows = broadcast_weights(rows, w, checked)
-    check_choice("solver", solver, ("pav", "dykstra", "bca"))
     lam_rows = check_lam(rows.per_row("lam", lam))
-    reg, options = PNorm(check_p(p)), check_solver_options(solver_options)
+    reg = PNorm(check_p(p))
+    options = check_solver(solver, ("pav", "dykstra", "bca"), solver_options, reg, checked)
     return PermutahedronProblem(rows, lam_rows, reg, checked, solver, options, w_rows)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from . import bca, dykstra, pav, threshold
 from ._types import Array, Bools, FloatArray, Solver, SolverOptions
-from .arguments import Rows, check_choice, check_k, check_lam, check_solver_options
+from .arguments import Rows, check_k, check_lam, check_solver
 from .hard import descending_order, hard_mask, ones_k
 from .isotonic import Isotonic
 from .phis import Phi
@@ -40,22 +40,13 @@ def solve_sorted(
     options: SolverOptions,
 ) -> Solution:
     """The isotonic problem for s and w in decreasing order, by pav, dykstra or bca."""
-    if not isinstance(reg, PNorm):
-        raise ValueError(f"solver must be 'threshold' when two_sided=True, got {solver!r}")
+    assert isinstance(reg, PNorm)  # check_solver has seen to it
     problem = Isotonic(s, w, lam, reg, phi)
     if solver == "pav":
-        if options:
-            raise ValueError(
-                f"solver_options must be empty for the exact solver 'pav', got {options}"
-            )
         return pav.solve(problem)
-    if solver == "bca":
-        return bca.solve(problem, bca.RULE.given(**options))
-    if reg.exponent != 1.0:
-        raise ValueError(f"p must be 2 for solver 'dykstra', got {reg.p}; 'bca' takes any p")
-    if phi.name == "exp":
-        raise ValueError("phi must not be 'exp' for solver 'dykstra'; 'bca' takes any phi")
-    return dykstra.solve(problem, dykstra.RULE.given(**options))
+    if solver == "dykstra":
+        return dykstra.solve(problem, dykstra.RULE.given(**options))
+    return bca.solve(problem, bca.RULE.given(**options))
 
 
 @dataclass(frozen=True)
@@ -73,6 +64,21 @@ class RowProblem(ABC):
     @abstractmethod
     def invalid(self) -> Bools:
         """Rows (m, 1) whose result is NaN."""
+
+    @abstractmethod
+    def _solve(self, rows: Bools) -> Solution:
+        """The solution of the given rows (m,), which have lam > 0."""
+
+    @cached_property
+    def solution(self) -> Solution:
+        """Of the relaxed rows; hard ones have a trivial one, which nobody looks at."""
+        soft = ~self.hard[:, 0]
+        if self.x.size and soft.all():
+            return self._solve(soft)
+        trivial = Solution.trivial(self.x)
+        if self.x[soft].size == 0:
+            return trivial
+        return trivial.with_rows(soft, self._solve(soft))
 
     @cached_property
     def x(self) -> Array:
@@ -129,14 +135,13 @@ class TopKProblem(RowProblem):
         solver: Solver = "threshold",
         options: SolverOptions | None = None,
     ) -> TopKProblem:
-        check_choice("solver", solver, ("threshold", "pav", "dykstra", "bca"))
         return cls(
             rows,
             check_lam(rows.per_row("lam", lam)),
             reg,
             phi,
             solver,
-            check_solver_options(options),
+            check_solver(solver, ("threshold", "pav", "dykstra", "bca"), options, reg, phi),
             check_k(rows.per_row("k", k), rows.n),
         )
 
@@ -161,18 +166,8 @@ class TopKProblem(RowProblem):
         """Rows (m, 1) with more than k entries at +inf, which share k."""
         return row_sum(self.x == np.inf) > self.k
 
-    @cached_property
-    def solution(self) -> Solution:
-        """Of the relaxed rows; hard ones have a trivial one, which nobody looks at."""
-        soft, x = ~self.hard[:, 0], self._shared_x()
-        if x.size and soft.all():
-            return self._solve(x, self.k, self.lam)
-        result = Solution.trivial(self.x)
-        if x[soft].size == 0:
-            return result
-        return result.with_rows(soft, self._solve(x[soft], self.k[soft], self.lam[soft]))
-
-    def _solve(self, x: Array, k: Array, lam: Array) -> Solution:
+    def _solve(self, rows: Bools) -> Solution:
+        x, k, lam = self._shared_x()[rows], self.k[rows], self.lam[rows]
         if self.solver == "threshold":
             rule = threshold.RULE.given(**self.options)
             return threshold.solve(x, k, lam, self.reg, self.phi, rule)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -63,15 +63,16 @@ class Solution:
     @classmethod
     def trivial(cls, x: Array) -> Solution:
         """Nothing is selected."""
-        block = np.broadcast_to(np.arange(x.shape[-1]), x.shape)
-        zero = np.zeros_like(x)
-        return cls(zero, x.copy(), zero.copy(), block.copy(), np.zeros((x.shape[0], 1)))
+        zero, block = np.zeros_like(x), np.broadcast_to(np.arange(x.shape[-1]), x.shape)
+        return cls(zero, x, zero, block, np.zeros((x.shape[0], 1)))
 
     def with_rows(self, where: Bools, other: Solution) -> Solution:
         """This solution, with the rows ``where`` (rows,) taken from the smaller ``other``."""
-        for name in ("d", "u", "weight", "block", "residual"):
-            getattr(self, name)[where] = getattr(other, name)
-        return self
+        merged = {}
+        for field in fields(self):
+            merged[field.name] = np.array(getattr(self, field.name))
+            merged[field.name][where] = getattr(other, field.name)
+        return Solution(**merged)
 
     def scatter(self, order: Ints) -> Solution:
         """Undo the sort: the solution for x, given the one for x[order]."""
