@@ -1,16 +1,42 @@
 #include "cpu.hpp"
 
-namespace sparsetopk {
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
 
-const char* simd_level() noexcept {
-#if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-    return "avx512";
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "avx2";
+namespace sparsetopk {
+namespace {
+
+SimdLevel supported() noexcept {
+#ifdef SPARSETOPK_X86
+  // What x86-64-v3 and x86-64-v4 ask for.
+  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+                  __builtin_cpu_supports("bmi2");
+  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vl");
+  if (v4) return SimdLevel::avx512;
+  if (v3) return SimdLevel::avx2;
 #endif
-  return "baseline";
+  return SimdLevel::baseline;
+}
+
+}  // namespace
+
+const char* simd_name(SimdLevel level) noexcept {
+  return level == SimdLevel::avx512 ? "avx512" : level == SimdLevel::avx2 ? "avx2" : "baseline";
+}
+
+SimdLevel simd_level() noexcept {
+  static const SimdLevel level = [] {
+    const SimdLevel widest = supported();
+    const char* wanted = std::getenv("SPARSETOPK_SIMD");
+    if (wanted == nullptr) return widest;
+    for (SimdLevel lower : {SimdLevel::baseline, SimdLevel::avx2})
+      if (std::strcmp(wanted, simd_name(lower)) == 0 && lower < widest) return lower;
+    return widest;
+  }();
+  return level;
 }
 
 }  // namespace sparsetopk

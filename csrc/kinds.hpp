@@ -1,114 +1,122 @@
 // The scalar functions of each operator: what src/sparsetopk/regularizers.py and phis.py are for NumPy.
 //
-// With t = (x - v)/lam the distance of an entry to the threshold v, every operator is described by these
-// (whether x or |x| is compared is the caller's affair):
+// With t = (a - v)/lam the distance of a key (x, or |x|) to the threshold v, an operator is:
 //   zero           the t at which an entry starts to be selected
 //   top(v)         the t at which it is selected whole: response(top) = prime(v)
-//   response(t)    S(t) for zero < t < top
-//   slope(t)       S'(t)
-//   prime(v)       phi'(v)
-//   second(v)      phi''(v)
-//   alone(x, lam)  the t of an entry that is selected whole and shares its threshold with no other
+//   at(t)          S(t) and S'(t) for zero < t < top
+//   prime, second  phi'(v) and phi''(v)
+//   alone(a, lam)  the t of an entry that is selected whole and shares its threshold with no other
+//   kAbsolute      keys are |x|;  kFloor  the threshold is never below 0;  kMagnitude  phi is x^2/2
+//   kVector        S is plain arithmetic that vectorises;  kCheap  and costs a few multiplications at most
 #pragma once
 
 #include <cmath>
 
-namespace sparsetopk {
+#include "positions.hpp"
 
-// t^e for the exponents e = q - 1 = 1/(p - 1) that have a closed form, and for any other.
+namespace sparsetopk {
+namespace SPARSETOPK_LEVEL {
+
+struct Response {
+  double value, slope;
+};
+
+// t^e for the exponents e = q - 1 = 1/(p - 1) that have a closed form, and (E = 0) for any other.
 template <int E>
 struct Power {
   double exponent = E;
-  template <class T>
-  T response(T t) const {
-    if constexpr (E == 1) return t;
-    if constexpr (E == 2) return t * t;
-    if constexpr (E == 3) return t * t * t;
-  }
-  template <class T>
-  T slope(T t) const {
-    if constexpr (E == 1) return T(1);
-    if constexpr (E == 2) return 2 * t;
-    if constexpr (E == 3) return 3 * t * t;
+  static constexpr bool kVector = true, kCheap = true;
+  Response at(double t) const {
+    if constexpr (E == 1) return {t, 1.0};
+    if constexpr (E == 2) return {t * t, 2 * t};
+    if constexpr (E == 3) return {t * t * t, 3 * t * t};
   }
 };
 
 template <>
 struct Power<0> {
   double exponent;
-  template <class T>
-  T response(T t) const {
-    return std::pow(t, T(exponent));
-  }
-  template <class T>
-  T slope(T t) const {
-    return T(exponent) * std::pow(t, T(exponent - 1));
+  static constexpr bool kVector = false, kCheap = false;
+  Response at(double t) const {
+    // For p > 2 the slope is unbounded at 0: arguments nearer to it share one, as in NumPy.
+    const double from = exponent < 1 ? larger(t, 1e-140) : t;
+    const double value = ::pow(t, exponent);
+    return {value, from > 0 ? exponent * (from == t ? value : ::pow(from, exponent)) / from : 0.0};
   }
 };
 
-// phi(x) = x: y in [0, 1]. Also phi(x) = |x| on |x|, where the caller keeps v >= 0.
+// phi(x) = x: y in [0, 1].
 template <class P>
 struct Mask : P {
+  static constexpr bool kAbsolute = false, kFloor = false, kMagnitude = false;
   static constexpr double zero = 0;
   double top(double) const { return 1; }
   double prime(double) const { return 1; }
-  double second(double) const { return 0; }
+  double second() const { return 0; }
   double alone(double, double) const { return 1; }
 };
 
-// phi(x) = x^2/2 on |x|.
+// phi(x) = |x|: the same on |x|, with v >= 0.
+template <class P>
+struct Sign : Mask<P> {
+  static constexpr bool kAbsolute = true, kFloor = true;
+};
+
+// phi(x) = x^2/2, on |x|.
 template <class P>
 struct Magnitude : P {
+  static constexpr bool kAbsolute = true, kFloor = false, kMagnitude = true;
   static constexpr double zero = 0;
-  double top(double v) const { return v > 0 ? std::pow(v, 1 / P::exponent) : 0; }
+  double top(double v) const { return v > 0 ? (P::exponent == 1 ? v : ::pow(v, 1 / P::exponent)) : 0; }
   double prime(double v) const { return v; }
-  double second(double) const { return 1; }
-  // d >= 0 with d^e + lam d = x, by Newton from above: the left side is convex or concave, increasing.
-  double alone(double x, double lam) const {
-    if (!(x > 0)) return 0;
-    if (P::exponent == 1) return x / (1 + lam);
-    double lo = 0, hi = std::fmin(std::pow(x, 1 / P::exponent), x / lam), d = hi;
+  double second() const { return 1; }
+  // d >= 0 with d^e + lam d = a, by Newton from above: the left side is increasing, convex or concave.
+  double alone(double a, double lam) const {
+    if (!(a > 0)) return 0;
+    if (P::exponent == 1) return a / (1 + lam);
+    double lo = 0, hi = smaller(::pow(a, 1 / P::exponent), a / lam), d = hi;
     for (int i = 0; i < 200; ++i) {
-      double value = std::pow(d, P::exponent) + lam * d - x;
+      const double power = ::pow(d, P::exponent), value = power + lam * d - a;
       (value > 0 ? hi : lo) = d;
-      double next = d - value / (P::exponent * std::pow(d, P::exponent - 1) + lam);
+      double next = d - value / (P::exponent * power / d + lam);
       if (!(next > lo && next < hi)) next = lo + (hi - lo) / 2;
-      if (std::fabs(next - d) <= 1e-16 * d) break;
+      if (::fabs(next - d) <= 1e-16 * d) break;
       d = next;
     }
     return d;
   }
 };
 
-// The two-sided p-norm for p = 2, 3/2 and 4/3 (E = 1, 2, 3), on [-1, 1].
+// The two-sided p-norm for p = 2, 3/2 and 4/3 (E = 1, 2, 3), on [-1, 1]. The smaller of y and 1 - y is
+// computed, which keeps its relative precision.
 template <int E>
 struct TwoSided {
   double exponent = E;
+  static constexpr bool kAbsolute = false, kFloor = false, kMagnitude = false;
+  static constexpr bool kVector = E <= 2, kCheap = E == 1;
   static constexpr double zero = -1;
-  template <class T>
-  T response(T t) const {
-    if constexpr (E == 1) return (1 + t) / 2;
-    if constexpr (E == 2) return (1 + t * std::sqrt(2 - t * t)) / 2;
-    if constexpr (E == 3) {
-      T u = std::cbrt(2 + std::sqrt(4 + t * t * t * t * t * t));
-      T c = (u - t * t / u + t) / 2;
-      return c * c * c;
-    }
-  }
-  template <class T>
-  T slope(T t) const {
-    if constexpr (E == 1) return T(0.5);
-    if constexpr (E == 2) return (1 - t * t) / std::sqrt(2 - t * t);
-    if constexpr (E == 3) {
-      T u = std::cbrt(2 + std::sqrt(4 + t * t * t * t * t * t)), m = u - t * t / u;
-      T a = (m + t) / 2, b = (m - t) / 2;  // y^(1/3) and (1-y)^(1/3)
-      return 3 * a * a * b * b / (a * a + b * b);
-    }
-  }
   double top(double) const { return 1; }
   double prime(double) const { return 1; }
-  double second(double) const { return 0; }
+  double second() const { return 0; }
   double alone(double, double) const { return 1; }
+  Response at(double t) const {
+    if constexpr (E == 1) return {(1 + t) / 2, 0.5};
+    const Response half = lower_half(t < 0 ? t : -t);
+    return {t > 0 ? 1 - half.value : half.value, half.slope};
+  }
+
+ private:
+  static Response lower_half(double t) {
+    if constexpr (E == 2) {
+      const double root = ::sqrt(2 - t * t), rest = (1 - t) * (1 + t);
+      return {0.5 * rest * rest / (1 - t * root), rest / root};
+    }
+    // m = y^(1/3) + (1-y)^(1/3) solves m^3 + 3 t^2 m = 4.
+    const double u = ::cbrt(2 + ::sqrt(4 + t * t * t * t * t * t)), m = u - t * t / u;
+    const double a = 2 * (1 + t) * (1 - t + t * t) / (m * m - m * t + 4 * t * t), b = (m - t) / 2;
+    return {a * a * a, 3 * a * a * b * b / (a * a + b * b)};
+  }
 };
 
+}  // namespace SPARSETOPK_LEVEL
 }  // namespace sparsetopk

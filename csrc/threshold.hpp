@@ -1,114 +1,26 @@
-// The threshold of one row: v with sum_i min(S((x_i - v)/lam), phi'(v)) = k phi'(v).
-//
-// No framework and no allocation: a row is read a few times, and at most kScratch entries are copied.
-// The answer is (pivot, delta) with v = pivot - lam * delta and pivot the entry just below the
-// boundary, so that t = (x - pivot)/lam + delta loses no digits to a common shift or to a tiny lam.
+// One row of a top-k operator: its threshold v with sum_i min(S((a_i - v)/lam), phi'(v)) = k phi'(v),
+// found in a few passes without a sort. Nothing is allocated: the caller lends a buffer of the row's length.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <functional>
-#include <limits>
 
-#include "kinds.hpp"
+#include "blocks.hpp"
+#include "bracket.hpp"
+#include "problem.hpp"
 
 namespace sparsetopk {
+namespace SPARSETOPK_LEVEL {
 
-struct Threshold {
-  double pivot;
-  double delta;
-  double residual;  // by how much the two sides of the equation differ
+constexpr double kNaN = __builtin_nan(""), kInfinity = HUGE_VAL;
+constexpr double kSteepest = 1e280;  // keeps sums and products of slopes finite, for any lam > 0
+
+// a -> t = (a - pivot)/lam + delta, by multiplication; a lam so small that 1/lam overflows is as good as 1e-301.
+struct Distance {
+  double pivot, delta, inverse;
+  Distance(double pivot_, double delta_, double lam)
+      : pivot(pivot_), delta(delta_), inverse(1 / larger(lam, 0x1p-1000)) {}
+  double operator()(double a) const { return (a - pivot) * inverse + delta; }
 };
-
-constexpr std::size_t kScratch = 8192;
-constexpr std::size_t kSample = 1024;
-
-// Lanes of independent accumulators: the compiler may not reorder floating-point sums, but it can fill
-// its vectors with these, and the result does not depend on how wide they are.
-constexpr std::size_t kLanes = 32;
-
-template <bool kAbsolute, class T>
-inline T key(T x) {
-  return kAbsolute ? std::fabs(x) : x;
-}
-
-// f(x_i, lane) over the row, lane by lane.
-template <class T, class F>
-inline void for_lanes(const T* x, std::size_t n, F&& f) {
-  std::size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (std::size_t j = 0; j < kLanes; ++j) f(x[i + j], j);
-  for (std::size_t j = 0; i < n; ++i, ++j) f(x[i], j);
-}
-
-template <class C>
-inline double sum_lanes(const C (&lanes)[kLanes]) {
-  double total = 0;
-  for (C lane : lanes) total += lane;
-  return total;
-}
-
-// How many keys are greater than ``bound``.
-template <bool kAbsolute, class T>
-std::size_t count_above(const T* x, std::size_t n, T bound) {
-  std::ptrdiff_t lanes[kLanes] = {};
-  for_lanes(x, n, [&](T value, std::size_t j) { lanes[j] += key<kAbsolute>(value) > bound; });
-  std::ptrdiff_t total = 0;
-  for (auto lane : lanes) total += lane;
-  return std::size_t(total);
-}
-
-// x_[rank], the rank-th largest key (from 1), without changing the row: as in Floyd-Rivest selection
-// a sample brackets it, counting checks the bracket, and what is left is copied once it is few.
-template <bool kAbsolute, class T>
-T order_statistic(const T* x, std::size_t n, std::size_t rank, T* scratch) {
-  T lo = -std::numeric_limits<T>::infinity(), hi = std::numeric_limits<T>::infinity();
-  std::size_t above = 0, inside = n;  // keys > hi, keys in [lo, hi]
-  bool stalled = false;
-  for (;;) {
-    if (lo == hi) return lo;
-    const bool few = inside <= kScratch;
-    // Every entry of the first sample counts, so it need not look at those between.
-    const std::size_t every = few ? 1 : inside / kSample, stride = inside == n ? every : 1;
-    std::size_t taken = 0, seen = 0;
-    for (std::size_t i = 0; i < n; i += stride) {
-      const T value = key<kAbsolute>(x[i]);
-      if (value < lo || value > hi) continue;
-      if (stride == 1 && seen++ % every != 0) continue;
-      if (taken < kScratch) scratch[taken++] = value;
-    }
-    const auto at = [&](std::size_t position) {
-      std::nth_element(scratch, scratch + position, scratch + taken, std::greater<T>());
-      return scratch[position];
-    };
-    if (few) return at(rank - above - 1);
-    const double share = (double(rank - above) - 0.5) / double(inside);
-    const double centre = share * double(taken);
-    // With few different values the bracket may not shrink: then split it at one of them, which does.
-    const double margin = stalled ? 0 : 3 * std::sqrt(double(taken) * share * (1 - share)) + 1;
-    const T up = at(std::size_t(std::max(0.0, centre - margin)));
-    const T down = at(std::size_t(std::min(double(taken - 1), centre + margin)));
-    const std::size_t over_up = count_above<kAbsolute>(x, n, up);
-    const T under = std::nextafter(down, -std::numeric_limits<T>::infinity());
-    const std::size_t from_down = count_above<kAbsolute>(x, n, under);  // keys >= down
-    const std::size_t before = inside, end = above + inside;
-    if (over_up >= rank) {
-      lo = std::nextafter(up, std::numeric_limits<T>::infinity());
-      inside = over_up - above;
-    } else if (from_down < rank) {
-      hi = under;
-      above = from_down;
-      inside = end - above;
-    } else {
-      lo = down;
-      hi = up;
-      above = over_up;
-      inside = from_down - above;
-    }
-    stalled = inside == before;
-  }
-}
 
 struct Sums {
   double mass = 0;   // sum of S(t) over the entries inside the block
@@ -116,82 +28,115 @@ struct Sums {
   double above = 0;  // how many entries are selected whole
 };
 
-template <bool kAbsolute, class T, class Kind>
-Sums add_up(const T* x, std::size_t n, double pivot, double lam, double delta, double top, const Kind& kind) {
+// Adds up over t[0 .. length) + delta; t has room to be filled up to full lanes.
+//
+// Written so that compilers vectorise it: a value is clipped rather than tested, no condition is used
+// twice (gcc would make branches of it), and each lane has its own sums.
+template <class Kind>
+SPARSETOPK_LOOP void add_up(double* t, std::size_t length, double delta, double top, const Kind& kind, Sums& sums) {
   constexpr double zero = Kind::zero;
-  const double harmless = (zero + top) / 2;  // in the domain of S; what comes of it is not used
   double mass[kLanes] = {}, slope[kLanes] = {}, above[kLanes] = {};
-  for_lanes(x, n, [&](T value, std::size_t j) {
-    const double t = (double(key<kAbsolute>(value)) - pivot) / lam + delta;
-    const bool inside = t > zero && t < top;
-    const double at = inside ? t : harmless;
-    const double response = kind.response(at), steepness = kind.slope(at);
-    mass[j] += inside ? response : 0.0;
-    slope[j] += inside ? steepness : 0.0;
-    above[j] += t >= top && t > zero ? 1.0 : 0.0;
-  });
-  return {sum_lanes(mass), sum_lanes(slope), sum_lanes(above)};
+  for (std::size_t j = length; j % kLanes != 0; ++j) t[j] = -kInfinity;
+  for (std::size_t i = 0; i < length; i += kLanes)
+    for (std::size_t j = 0; j < kLanes; ++j) {
+      const double at = t[i + j] + delta;
+      above[j] += at >= top ? 1.0 : 0.0;
+      if constexpr (Kind::kVector) {
+        const double low = at > zero ? at : zero, clipped = low < top ? low : top;
+        const Response response = kind.at(clipped);
+        mass[j] += response.value;
+        slope[j] += at == clipped ? response.slope : 0.0;
+      } else if (at > zero && at < top) {
+        const Response response = kind.at(at);
+        mass[j] += response.value;
+        slope[j] += response.slope;
+      }
+    }
+  Sums part;
+  for (std::size_t j = 0; j < kLanes; ++j) part.mass += mass[j], part.slope += slope[j], part.above += above[j];
+  if (Kind::kVector && part.above > 0) part.mass -= part.above * kind.at(top).value;
+  sums.mass += part.mass, sums.slope += part.slope, sums.above += part.above;
 }
 
-// What add_up has to look at: the whole row, or a copy of the entries that delta in [lo, hi] leaves
-// open, with the number of those that are selected whole in any case.
-template <class T>
-struct Open {
-  const T* x;
-  std::size_t n;
-  double selected;
+// The undecided entries as distances to the pivot in units of lam, a tile at a time; all at once if they
+// fit one tile.
+struct Distances {
+  const void* entries;
+  std::size_t size;
+  Distance distance;
+  void (*fill)(const Distances& self, std::size_t begin, std::size_t length, double* t);
 };
 
-template <bool kAbsolute, class T, class Kind>
-Open<T> open_entries(const T* x, std::size_t n, double pivot, double lam, double lo, double hi, const Kind& kind,
-                     T* scratch) {
-  const double from = Kind::zero - hi, to = std::max(kind.top(pivot), kind.top(pivot - lam * hi)) - lo;
-  std::size_t open = 0, selected = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    const double t = (double(key<kAbsolute>(x[i])) - pivot) / lam;
-    if (t >= to) {
-      ++selected;
-    } else if (t > from) {
-      if (open == kScratch) return {x, n, 0};
-      scratch[open++] = x[i];
-    }
-  }
-  return {scratch, open, double(selected)};
+template <bool kAbsolute, class X>
+void fill_distances(const Distances& self, std::size_t begin, std::size_t length, double* t) {
+  const X* x = static_cast<const X*>(self.entries) + begin;
+  const Distance distance = self.distance;
+  for (std::size_t j = 0; j < length; ++j) t[j] = distance(double(key<kAbsolute>(x[j])));
 }
 
-// The root in [lo, hi] by Newton's method kept inside the bracket, as increasing_root does in NumPy:
-// a step that leaves it, or three that do not halve it, give way to bisection; done when the residual
-// is met or the bracket is a few roundings wide, of delta or of ``unit`` if that is larger.
-template <bool kAbsolute, class T, class Kind>
-Threshold solve_delta(const Open<T>& open, double k, double lam, double pivot, double lo, double hi, double start,
-                      const Kind& kind) {
+template <class Kind>
+class Equation {
+ public:
+  Equation(const Distances& distances, const Kind& kind) : distances_(distances), kind_(kind) {
+    if (fits()) distances_.fill(distances_, 0, distances_.size, t_);
+  }
+  Sums operator()(double delta, double top) {
+    Sums sums;
+    if (fits()) {
+      add_up(t_, distances_.size, delta, top, kind_, sums);
+      return sums;
+    }
+    for (std::size_t i = 0; i < distances_.size; i += kTile) {
+      const std::size_t length = smaller(kTile, distances_.size - i);
+      distances_.fill(distances_, i, length, t_);
+      add_up(t_, length, delta, top, kind_, sums);
+    }
+    return sums;
+  }
+
+ private:
+  bool fits() const { return distances_.size <= kTile; }
+  const Distances& distances_;
+  const Kind& kind_;
+  double t_[kTile + kLanes];
+};
+
+// The root delta in [lo, hi] by Newton's method kept inside the bracket, as increasing_root does in
+// NumPy: a step that leaves it, or three that do not halve it, give way to bisection; done when the
+// residual is met or the bracket is a few roundings wide, of delta or of ``unit`` if that is larger. From
+// a residual of ``tolerance`` on, one more step is enough.
+template <class Kind>
+SPARSETOPK_LOOP double solve_delta(const Distances& distances, double k, double lam, double lo, double hi,
+                                   double start, double tolerance, const Kind& kind) {
+  Equation<Kind> equation(distances, kind);
+  const double pivot = distances.distance.pivot;
   const double e = 1 / kind.exponent;
-  const bool power = e != 1 && Kind::zero == 0 && kind.second(1) == 0;
-  const double tol = 1e-15 * std::max(k, 1.0) * kind.prime(pivot - lam * hi);
+  const bool power = e != 1 && Kind::zero == 0 && kind.second() == 0;
+  const double scale = larger(k, 1.0) * kind.prime(pivot - lam * hi);
   // For p > 2 a response is as steep as it likes near 0: there every digit of delta counts.
   const double unit = Kind::zero == 0 && kind.exponent < 1 ? 0 : hi - lo;
-  double delta = start, width = hi - lo;
-  Threshold best{pivot, start, std::numeric_limits<double>::infinity()};
+  double delta = start, width = hi - lo, best = start, residual = kInfinity;
   // The bracket halves at least every four steps: enough of them to reach any double, so that the loop
   // always ends by one of the rules inside it.
   for (int iteration = 0; iteration < 4 * 1200; ++iteration) {
     const double v = pivot - lam * delta;
-    const Sums sums = add_up<kAbsolute>(open.x, open.n, pivot, lam, delta, kind.top(v), kind);
-    const double left = k - open.selected - sums.above;
+    const Sums sums = equation(delta, kind.top(v));
+    const double left = k - sums.above;
     const double value = sums.mass - left * kind.prime(v);
     if (value <= 0) lo = delta;
     if (value >= 0) hi = delta;
-    if (std::fabs(value) < best.residual) best = {pivot, delta, std::fabs(value)};
-    const double rounding = std::numeric_limits<double>::epsilon() * std::max(std::fabs(delta), unit);
+    if (::fabs(value) < residual) best = delta, residual = ::fabs(value);
+    const double rounding = Limits<double>::epsilon * larger(::fabs(delta), unit);
     const double middle = lo + (hi - lo) / 2;
-    if (best.residual <= tol || hi - lo <= 4 * rounding || middle <= lo || middle >= hi) break;
-    double step = value / (sums.slope + lam * kind.second(v) * left);
+    if (residual <= 1e-15 * scale || hi - lo <= 4 * rounding || middle <= lo || middle >= hi) break;
+    double step = value / (sums.slope + lam * kind.second() * left);
     if (power && sums.mass > 0 && left > 0)  // on mass^(p-1): linear in delta for one entry
-      step = (sums.mass - std::pow(sums.mass, 1 - e) * std::pow(left, e)) / (e * sums.slope);
+      step = (sums.mass - ::pow(sums.mass, 1 - e) * ::pow(left, e)) / (e * sums.slope);
     // A step too small to move delta: a little further, over the root if it is that close.
-    if (std::fabs(step) <= rounding) step = std::copysign(2 * rounding, value);
+    if (::fabs(step) <= rounding) step = ::copysign(2 * rounding, value);
     const double newton = delta - step;
     bool use_newton = newton > lo && newton < hi;
+    if (use_newton && residual <= tolerance * scale) return newton;
     if (iteration % 4 == 3) {
       use_newton = use_newton && hi - lo <= width / 2;
       width = hi - lo;
@@ -201,30 +146,152 @@ Threshold solve_delta(const Open<T>& open, double k, double lam, double pivot, d
   return best;
 }
 
-// One row: 0 <= k, lam > 0, no NaN, at most k keys +inf. ``floor_at_zero`` keeps v >= 0, for phi = |x|.
-// Where at most k keys are above -inf nothing is open, and the threshold returned has no meaning.
-template <bool kAbsolute, class T, class Kind>
-Threshold solve_row(const T* x, std::size_t n, double k, double lam, bool floor_at_zero, const Kind& kind,
-                    T* scratch) {
-  const std::size_t whole = std::size_t(k);
-  const double lo = Kind::zero;
-  if (whole >= n) return {0, lo, 0};
-  const double pivot = order_statistic<kAbsolute>(x, n, whole + 1, scratch);
-  if (k == 0 || std::isinf(pivot)) return {pivot, lo, 0};
-  double boundary = pivot;  // x_[ceil k]: another entry only if k is an integer and the pivot not tied
-  if (k == double(whole) && count_above<kAbsolute>(x, n, T(pivot)) == whole) {
-    boundary = std::numeric_limits<double>::infinity();
-    for (std::size_t i = 0; i < n; ++i) {
-      const double value = key<kAbsolute>(x[i]);
-      if (value > pivot && value < boundary) boundary = value;
-    }
-  }
-  double hi = kind.alone(boundary, lam) - (boundary - pivot) / lam;
-  if (floor_at_zero) hi = std::min(hi, pivot / lam);
-  if (!(hi > lo)) return {pivot, lo, 0};  // the gap is too wide to pool anything: the hard answer
-  const auto open = open_entries<kAbsolute>(x, n, pivot, lam, lo, hi, kind, scratch);
-  const double start = floor_at_zero ? hi : lo + (hi - lo) / 2;
-  return solve_delta<kAbsolute>(open, k, lam, pivot, lo, hi, start, kind);
+// A row with its settings. ``buffer`` has room for n entries.
+template <class X, class Kind>
+struct Row {
+  using T = Wide<X>;
+  const X* x;
+  std::size_t n;
+  double k, lam;
+  const Kind& kind;
+  bool debias;
+  std::size_t threads;
+
+  State solve(X* buffer, NormalGuess& normal) const;
+
+ private:
+  static constexpr bool kAbsolute = Kind::kAbsolute;
+  bool guess_from_moments(Bracket<T>& bracket, NormalGuess& normal, Moments<T>& row) const;
+  State scan_and_solve(Bracket<T>& bracket, Open<X>& open) const;
+  bool guess_from_sample(Bracket<T>& bracket) const;
+  bool gather(Bracket<T>& bracket, Open<X>& open) const;
+  void gather_blocks(const Blocks& blocks, const Window<T>& undecided, Open<X>& open) const;
+  State find(Bracket<T>& bracket, Open<X>& open) const;
+};
+
+template <class X, class Kind>
+bool Row<X, Kind>::guess_from_moments(Bracket<T>& bracket, NormalGuess& normal, Moments<T>& row) const {
+  row = moments<kAbsolute>(x, n);
+  if (!(row.deviation <= Limits<double>::largest)) return false;
+  normal.prepare(k, n);
+  const double centre = kAbsolute ? 0 : row.mean;
+  const double unit = kAbsolute ? ::sqrt(row.mean * row.mean + row.deviation * row.deviation) : row.deviation;
+  const double lo = centre + unit * (normal.z - normal.margin), hi = centre + unit * (normal.z + normal.margin);
+  bracket.lo = T(smaller(larger(lo, double(row.smallest)), double(row.largest)));
+  bracket.hi = T(larger(smaller(hi, double(row.largest)), double(row.smallest)));
+  return true;
 }
 
+template <class X, class Kind>
+bool Row<X, Kind>::guess_from_sample(Bracket<T>& bracket) const {
+  T sample[kSample];
+  const std::size_t stride = larger(n / kSample, n / smaller(n / 64, kSample));
+  std::size_t taken = 0;
+  for (std::size_t i = stride / 2; i < n && taken < kSample; i += stride) {
+    const T value = key<kAbsolute>(x[i]);
+    if (!(value == value)) return false;
+    sample[taken++] = value;
+  }
+  constexpr T limit = T(Limits<T>::largest);
+  const double share = k / double(n), centre = share * double(taken);
+  const double margin = 3 * ::sqrt(double(taken) * share * (1 - share)) + 1;
+  const double first = centre - margin, last = centre + margin;
+  bracket.hi = first < 0 ? limit : select(sample, taken, std::size_t(first));
+  bracket.lo = last >= double(taken) ? -limit : select(sample, taken, std::size_t(last));
+  return bracket.lo >= -limit && bracket.hi <= limit;
+}
+
+// Every block gathers at its own place in the buffer; then they move together.
+template <class X, class Kind>
+void Row<X, Kind>::gather_blocks(const Blocks& blocks, const Window<T>& undecided, Open<X>& open) const {
+  Open<X> parts[kBlocks];
+  blocks.run(threads, [&](std::size_t block, std::size_t begin, std::size_t length) {
+    parts[block].entries = open.entries + begin;
+    parts[block].template gather<kAbsolute>(x + begin, length, undecided.from, undecided.to);
+  });
+  open.size = 0;
+  for (std::size_t block = 0; block < blocks.count; ++block) {
+    const Open<X>& part = parts[block];
+    std::memmove(open.entries + open.size, part.entries, part.size * sizeof(X));
+    open.size += part.size, open.whole += part.whole, open.invalid |= part.invalid;
+  }
+}
+
+// Copies what the bracket leaves undecided and counts; whether the bracket holds.
+template <class X, class Kind>
+bool Row<X, Kind>::gather(Bracket<T>& bracket, Open<X>& open) const {
+  const Window<T> undecided = window(bracket, lam, kind);
+  open.whole = 0;
+  const Blocks blocks(n);
+  if (blocks.count == 1)
+    open.template gather<kAbsolute>(x, n, undecided.from, undecided.to);
+  else
+    gather_blocks(blocks, undecided, open);
+  open.template count<kAbsolute>(bracket.lo, bracket.hi, bracket.over_hi, bracket.from_lo);
+  return bracket.over_hi < bracket.above && bracket.from_lo >= bracket.below;
+}
+
+// The threshold, given a bracket that holds.
+template <class X, class Kind>
+State Row<X, Kind>::find(Bracket<T>& bracket, Open<X>& open) const {
+  tighten(bracket, open, lam, kind);
+  if (Kind::kMagnitude && lam > 0 && bracket.exact && bracket.lo == 0) return {0, 0};
+  const double pivot = double(bracket.exact ? bracket.lo : bracket.hi);  // x_[below], or not under it
+  if (lam == 0) {
+    open.template count<kAbsolute>(bracket.hi, bracket.hi, bracket.over_hi, bracket.from_lo);
+    return {double(bracket.hi), k - double(bracket.over_hi)};
+  }
+  const Distance distance(pivot, 0, lam);
+  const double boundary = double(bracket.exact ? bracket.hi : bracket.lo);  // x_[above], or not over it
+  const double lo = Kind::zero;
+  double hi = kind.alone(boundary, lam) - distance(boundary);
+  if (Kind::kFloor) hi = smaller(hi, -distance(0));
+  if (!(hi > lo)) return {pivot, lo};  // the gap is too wide to pool anything: the hard answer
+  const double start = Kind::kFloor ? hi : lo + (hi - lo) / 2;
+  const Distances distances{open.entries, open.size, distance, fill_distances<kAbsolute, X>};
+  // In float32 an error of 1e-7 before the last step leaves none that could be seen.
+  const double tolerance = sizeof(T) == sizeof(float) ? 1e-7 : 0;
+  const double delta = solve_delta(distances, k - double(open.whole), lam, lo, hi, start, tolerance, kind);
+  // A threshold at 0 can go no lower: the signed mask then takes fewer than k.
+  if (Kind::kFloor && delta >= -distance(0)) return {0, 0};
+  return {pivot, delta};
+}
+
+// The careful way: looks at every entry first, and starts from an interval that cannot fail.
+template <class X, class Kind>
+State Row<X, Kind>::scan_and_solve(Bracket<T>& bracket, Open<X>& open) const {
+  const Scan<T> row = scan<kAbsolute>(x, n);
+  if (row.nan > 0 || (kAbsolute && row.infinite > 0)) return {kNaN, 0};
+  if (k == 0) return {kInfinity, 0};
+  // The signed mask may take less than k; the threshold is then 0.
+  if (double(n - row.padding) <= k) return {Kind::kFloor && lam > 0 ? 0 : -kInfinity, 0};
+  if (lam == 0 && double(row.infinite) >= k) return {kInfinity, k};
+  if (double(row.infinite) > k) return {kInfinity, double(row.infinite)};
+  if (double(row.infinite) == k) return {double(row.largest), Kind::zero};
+  bracket.lo = row.smallest, bracket.hi = row.largest;
+  gather(bracket, open);
+  return find(bracket, open);
+}
+
+template <class X, class Kind>
+State Row<X, Kind>::solve(X* buffer, NormalGuess& normal) const {
+  if (!(k >= 0 && k <= double(n) && lam >= 0 && lam < kInfinity)) return {kNaN, 0};
+  Bracket<T> bracket(k, 0, 0);
+  Open<X> open;
+  open.entries = buffer;
+  if (k == 0 || k == double(n)) return scan_and_solve(bracket, open);
+  if (n > kShort) {
+    if (!guess_from_sample(bracket) || !gather(bracket, open)) return scan_and_solve(bracket, open);
+  } else {
+    Moments<T> row;
+    if (!guess_from_moments(bracket, normal, row)) return scan_and_solve(bracket, open);
+    if (!gather(bracket, open)) {  // not like a normal distribution at all
+      bracket.lo = row.smallest, bracket.hi = row.largest;
+      gather(bracket, open);
+    }
+  }
+  return open.invalid ? State{kNaN, 0} : find(bracket, open);
+}
+
+}  // namespace SPARSETOPK_LEVEL
 }  // namespace sparsetopk

@@ -1,6 +1,40 @@
-from ._types import Array
-
 def simd_level() -> str: ...
-def solve_threshold(
-    op: int, exponent: float, rows: int, n: int, x: Array, k: Array, lam: Array, out: Array, /
+def threshold_forward(
+    op: int,
+    exponent: float,
+    debias: bool,
+    dtype: int,
+    rows: int,
+    n: int,
+    row_stride: int,
+    x: int,
+    k: int,
+    k_stride: int,
+    lam: int,
+    lam_stride: int,
+    state: int,
+    y: int,
+    threads: int,
+    /,
+) -> None: ...
+def threshold_backward(
+    op: int,
+    exponent: float,
+    debias: bool,
+    dtype: int,
+    rows: int,
+    n: int,
+    row_stride: int,
+    x: int,
+    k: int,
+    k_stride: int,
+    lam: int,
+    lam_stride: int,
+    state: int,
+    g: int,
+    dx: int,
+    dk: int,
+    dlam: int,
+    threads: int,
+    /,
 ) -> None: ...

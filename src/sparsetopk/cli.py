@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from . import __version__
-from ._core import simd_level
+from .core import native
 
 
 def _info(_: argparse.Namespace) -> int:
     print(f"sparsetopk {__version__}")
     print(f"python     {platform.python_version()}")
     print(f"numpy      {np.__version__}")
-    print(f"cpu        {simd_level()}")
+    print(f"kernels    {native.simd_level() if native else 'none: computed in NumPy'}")
     return 0
 
 

@@ -21,7 +21,7 @@ from typing import TypedDict, Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ._types import FloatArray, Solver, SolverOptions
+from ._types import Array, FloatArray, Solver, SolverOptions
 from .arguments import Rows, regularizer
 from .phis import PHIS
 from .relaxed import Evaluated, TopKCotangents, TopKProblem
@@ -84,7 +84,9 @@ def _share_selected(problem: TopKProblem, k: ArrayLike, lam: ArrayLike) -> Evalu
     def linearization() -> Linearization:
         return problem.linearize().hard(problem.hard, 0.0)
 
-    return Evaluated(problem, problem.sign * problem.mask, linearization, k, lam)
+    fused = problem.fused()
+    y = problem.sign * problem.mask if fused is None else fused.y
+    return Evaluated(problem, y, linearization, k, lam, fused)
 
 
 def _topk(
@@ -113,18 +115,25 @@ def _mag(
 ) -> Evaluated:
     reg, phi = regularizer(p), PHIS["half_square"]
     problem = TopKProblem.of(Rows.of("x", x, axis), k, lam, reg, phi, solver, solver_options)
+
+    def linearization() -> Linearization:
+        hard = problem.hard_mask if problem.hard.any() else 0.0
+        return problem.linearize(debias=debias).hard(problem.hard, hard)
+
+    fused = problem.fused(debias=debias)
+    y = _magnitudes(problem, debias) if fused is None else fused.y
+    return Evaluated(problem, y, linearization, k, lam, fused)
+
+
+def _magnitudes(problem: TopKProblem, debias: bool) -> Array:
     solution = problem.solution
     y = problem.reg.response(solution.d)
     if debias:
         selected = solution.alone & (solution.weight == 1)
         y = np.where(selected, problem.x, y + problem.relaxing_lam * solution.d)
-    hard = problem.hard_mask if problem.hard.any() else np.zeros_like(y)
-
-    def linearization() -> Linearization:
-        return problem.linearize(debias=debias).hard(problem.hard, hard)
-
-    y = problem.sign * np.where(problem.hard, problem.x * hard, y)
-    return Evaluated(problem, y, linearization, k, lam)
+    if problem.hard.any():
+        y = np.where(problem.hard, problem.x * problem.hard_mask, y)
+    return problem.sign * y
 
 
 def topk_mask(

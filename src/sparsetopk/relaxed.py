@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from . import bca, dykstra, pav, threshold
+from . import bca, core, dykstra, pav, threshold
 from ._types import Array, Bools, FloatArray, Solver, SolverOptions
 from .arguments import Rows, check_k, check_lam, check_solver
 from .hard import descending_order, hard_mask, ones_k
@@ -151,6 +151,13 @@ class TopKProblem(RowProblem):
         x = self.rows.data
         return row_any(~np.isfinite(x) if self.phi.even else np.isnan(x))
 
+    def fused(self, *, debias: bool = False) -> core.Solved | None:
+        """The output straight from the compiled core, where it has the operator and the solver."""
+        operator = core.operator(self.reg, self.phi, debias)
+        if operator is None or self.solver != "threshold" or self.options or not self.x.size:
+            return None
+        return core.solve(operator, self.rows.data, self.k, self.lam)
+
     @cached_property
     def hard_mask(self) -> Array:
         return hard_mask(self.x, self.k)
@@ -221,6 +228,7 @@ class Evaluated:
     linearization: Callable[[], Linearization]
     k: ArrayLike
     lam: ArrayLike
+    fused: core.Solved | None = None
 
     def output(self) -> FloatArray:
         return self.problem.result(self.y)
@@ -238,12 +246,15 @@ class Evaluated:
         return self.problem.result(dy)
 
     def vjp(self, dy: ArrayLike) -> TopKCotangents:
-        problem, linear = self.problem, self.linearization()
+        problem = self.problem
         g = problem.rows.tangent("dy", dy)
-        in_k = row_sum(linear.in_k * g)
-        in_lam = row_sum(linear.in_lam * g)
+        if self.fused is not None:
+            dx, in_k, in_lam = self.fused.vjp(g)
+        else:
+            linear = self.linearization()
+            dx, in_k, in_lam = linear.vjp(g), row_sum(linear.in_k * g), row_sum(linear.in_lam * g)
         return TopKCotangents(
-            problem.result(linear.vjp(g)),
+            problem.result(dx),
             problem.rows.sum_to(problem.row_results(in_k), self.k),
             problem.rows.sum_to(problem.row_results(in_lam), self.lam),
         )

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ._core import solve_threshold
+from . import core
 from ._types import Array, Bools, Ints
 from .phis import PHIS, Phi, lone_response
 from .regularizers import PNorm, Regularizer
 from .roots import increasing_root
-from .rowwise import row_sum
+from .rowwise import row_max, row_sum
 from .solution import Solution, StoppingRule
 
 RULE = StoppingRule(tol=1e-15, max_iter=500)
@@ -53,14 +53,13 @@ def solve(
     problem = _Problem(x, np.minimum(k, count), lam, reg, phi)
     never: Bools = np.zeros(lam.shape, dtype=bool)
     everything: Bools = never if phi.name == "abs" else problem.k >= count
-    pivot, delta, residual = problem.find(rule)
+    pivot, delta = problem.find(rule)
     with np.errstate(over="ignore", invalid="ignore"):
         # A threshold at 0 can go no lower: the signed mask then takes fewer than k.
         pinned: Bools = delta >= pivot / lam if phi.name == "abs" else never
         d = np.where(pinned, x / lam, (x - pivot) / lam + delta)
         v = np.where(pinned, 0.0, pivot - lam * delta)
-    residual = np.where(everything | pinned, 0.0, residual)
-    return problem.solution(d, v, everything, pinned, residual)
+    return problem.solution(d, v, everything, pinned)
 
 
 @dataclass(frozen=True)
@@ -77,30 +76,21 @@ class _Problem:
         """d of entries that are selected whole."""
         return lone_response(x, np.ones_like(self.lam), self.lam, self.reg, self.phi)
 
-    def find(self, rule: StoppingRule) -> tuple[Array, Array, Array]:
-        """pivot, delta and the residual, by the compiled core if it knows the operator.
+    def find(self, rule: StoppingRule) -> tuple[Array, Array]:
+        """pivot and delta, by the compiled core if it knows the operator.
 
         The core has the default rule built in; any other goes to the iteration in NumPy.
         """
-        operator = self._compiled_operator()
+        operator = core.operator(self.reg, self.phi)
         if rule != RULE or operator is None:
             return self._find_in_numpy(rule)
-        out = np.empty((self.x.shape[0], 3))
-        x, k, lam = (np.ascontiguousarray(a) for a in (self.x, self.k, self.lam))
-        solve_threshold(*operator, x.shape[0], x.shape[1], x, k, lam, out)
-        pivot, delta, residual = np.split(out, 3, axis=-1)
-        return pivot, delta, residual
+        pivot, delta = np.split(core.solve(operator, self.x, self.k, self.lam).state, 2, axis=-1)
+        # Rows in which nothing, or everything, is selected have no threshold.
+        none, top = ~np.isfinite(pivot), row_max(self.x)
+        pivot = np.where(none, np.where(np.isfinite(top), top, 0.0), pivot)
+        return pivot, np.where(none, self.reg.zero, delta)
 
-    def _compiled_operator(self) -> tuple[int, float] | None:
-        """The operator's number and exponent in csrc/solve.hpp."""
-        if isinstance(self.reg, PNorm):
-            numbers = {"identity": 0, "half_square": 1, "abs": 2}
-            number = numbers.get(self.phi.name)
-            return None if number is None else (number, self.reg.exponent)
-        exponent = PNorm(self.reg.p).exponent
-        return (3, exponent) if exponent in (1.0, 2.0, 3.0) else None
-
-    def _find_in_numpy(self, rule: StoppingRule) -> tuple[Array, Array, Array]:
+    def _find_in_numpy(self, rule: StoppingRule) -> tuple[Array, Array]:
         lam, reg, phi = self.lam, self.reg, self.phi
         pivot, lo, hi = self.bracket()
         with np.errstate(over="ignore", invalid="ignore"):
@@ -115,7 +105,7 @@ class _Problem:
                 max_iter=rule.max_iter,
             )
         rule.check("threshold", root.converged, root.residual)
-        return pivot, root.x, root.residual
+        return pivot, root.x
 
     def bracket(self) -> tuple[Array, Array, Array]:
         """The pivot x_[floor k + 1] and the ends of delta = (pivot - v)/lam.
@@ -178,29 +168,30 @@ class _Problem:
 
         return equation
 
-    def solution(
-        self, d: Array, v: Array, everything: Bools, pinned: Bools, residual: Array
-    ) -> Solution:
+    def solution(self, d: Array, v: Array, everything: Bools, pinned: Bools) -> Solution:
         """One block, with the weight that is left for it; every other entry stands alone."""
         x, reg = self.x, self.reg
         response, inside, above = self.split(d, v)
         above |= everything & (x > -np.inf)
         inside = (inside | pinned) & ~above
         left = self.k - row_sum(above)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mass = row_sum(np.where(inside, response, 0.0))
+            residual = np.abs(mass - left * self.phi.prime(v))
         d_above = self.alone(np.where(above, x, 0.0))
         u_above = x - self.lam * d_above
-        if (
-            self.phi.name == "half_square"
-        ):  # S(d) = u, sum_B S(d_i) = v * left: precise also if tiny
-            u_above = reg.response(d_above)
+        if self.phi.name == "half_square":
+            u_above = reg.response(
+                d_above
+            )  # S(d) = u, sum_B S(d_i) = v * left: precise also if tiny
             with np.errstate(over="ignore"):
-                mass = row_sum(np.where(inside, response, 0.0)) / np.where(left > 0, left, 1.0)
-            v = np.where((left > 0) & (mass < np.inf), mass, v)
+                mean = mass / np.where(left > 0, left, 1.0)
+            v = np.where((left > 0) & (mean < np.inf), mean, v)
         weight = left / np.maximum(row_sum(inside), 1.0)
         return Solution(
             d=np.where(above, d_above, np.where(inside, d, reg.zero)),
             u=np.where(above, u_above, np.where(inside, v, x)),
             weight=np.where(above, 1.0, np.where(inside, weight, 0.0)),
             block=np.where(inside & ~pinned, 0, 1 + np.arange(x.shape[-1])),
-            residual=residual,
+            residual=np.where(everything | pinned, 0.0, residual),
         )

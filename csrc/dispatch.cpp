@@ -1,0 +1,69 @@
+// Rows are shared between threads, and every call goes to the level that the CPU supports.
+#include "cpu.hpp"
+#include "kernels.hpp"
+#include "parallel.hpp"
+
+namespace sparsetopk {
+namespace {
+
+struct Kernels {
+  decltype(&baseline::forward) forward;
+  decltype(&baseline::backward) backward;
+};
+
+Kernels kernels() {
+#ifdef SPARSETOPK_X86
+  switch (simd_level()) {
+    case SimdLevel::avx512: return {avx512::forward, avx512::backward};
+    case SimdLevel::avx2: return {avx2::forward, avx2::backward};
+    case SimdLevel::baseline: break;
+  }
+#endif
+  return {baseline::forward, baseline::backward};
+}
+
+// run(problem, begin, end) over all rows: many rows are shared between the threads, of few rows each is.
+template <class Run>
+void for_rows(const Problem& problem, Run run) {
+  constexpr std::size_t kGrain = 32768;  // entries: below that, waking a thread costs more than it brings
+  const std::size_t total = problem.rows * problem.n;
+  Problem inner = problem;
+  if (problem.threads <= 1 || total < 2 * kGrain || problem.rows < problem.threads) {
+    if (total < 2 * kGrain) inner.threads = 1;
+    run(inner, 0, problem.rows);
+    return;
+  }
+  inner.threads = 1;
+  const std::size_t at_least = (kGrain + problem.n - 1) / problem.n;
+  const std::size_t even = (problem.rows + 4 * problem.threads - 1) / (4 * problem.threads);
+  const std::size_t chunk = at_least > even ? at_least : even;
+  struct Call {
+    const Problem& problem;
+    Run& run;
+    std::size_t chunk;
+  } call{inner, run, chunk};
+  parallel_for(
+      (problem.rows + chunk - 1) / chunk, problem.threads,
+      [](void* context, std::size_t i) {
+        const Call& call = *static_cast<Call*>(context);
+        const std::size_t begin = i * call.chunk, end = begin + call.chunk;
+        call.run(call.problem, begin, end < call.problem.rows ? end : call.problem.rows);
+      },
+      &call);
+}
+
+}  // namespace
+
+void forward(const Problem& problem, void* y) {
+  static const auto kernel = kernels().forward;
+  for_rows(problem, [y](const Problem& p, std::size_t begin, std::size_t end) { kernel(p, begin, end, y); });
+}
+
+void backward(const Problem& problem, const void* g, void* dx, double* dk, double* dlam) {
+  static const auto kernel = kernels().backward;
+  for_rows(problem, [=](const Problem& p, std::size_t begin, std::size_t end) {
+    kernel(p, begin, end, g, dx, dk, dlam);
+  });
+}
+
+}  // namespace sparsetopk

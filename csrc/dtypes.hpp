@@ -1,0 +1,86 @@
+// The element types: float and double are computed in as they are, 16-bit floats in float.
+//
+// Conversions are plain integer arithmetic that compilers vectorise, the same on every machine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace sparsetopk {
+namespace SPARSETOPK_LEVEL {
+
+struct Half {
+  std::uint16_t bits;
+};
+struct BFloat16 {
+  std::uint16_t bits;
+};
+
+template <class To, class From>
+inline To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From), "");
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+inline float widen(float x) { return x; }
+inline double widen(double x) { return x; }
+inline float widen(BFloat16 x) { return bit_cast<float>(std::uint32_t(x.bits) << 16); }
+inline float widen(Half x) {
+  const std::uint32_t sign = std::uint32_t(x.bits & 0x8000u) << 16, rest = x.bits & 0x7fffu;
+  // 2^112 moves the exponent from half's bias to float's, subnormal numbers included.
+  const std::uint32_t scaled = bit_cast<std::uint32_t>(bit_cast<float>(rest << 13) * 0x1p112f);
+  const std::uint32_t special = rest >= 0x7c00u ? 0x7f800000u : 0u;  // infinity and NaN
+  return bit_cast<float>(scaled | special | sign);
+}
+
+template <class X>
+using Wide = decltype(widen(X{}));
+
+// Rounds to nearest, ties to even.
+template <class X>
+inline X narrow(Wide<X> x) {
+  return x;
+}
+template <>
+inline BFloat16 narrow<BFloat16>(float x) {
+  const std::uint32_t bits = bit_cast<std::uint32_t>(x);
+  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return {std::uint16_t(x != x ? 0x7fc0u : rounded)};
+}
+template <>
+inline Half narrow<Half>(float x) {
+  const std::uint32_t bits = bit_cast<std::uint32_t>(x), sign = (bits >> 16) & 0x8000u;
+  const std::uint32_t size = bits & 0x7fffffffu;
+  // Below 2^-14 half is subnormal: adding 0.5 lines its units up with float's last bits.
+  const std::uint32_t tiny = bit_cast<std::uint32_t>(bit_cast<float>(size) + 0.5f) - 0x3f000000u;
+  const std::uint32_t normal = (size - 0x38000000u + 0xfffu + ((size >> 13) & 1u)) >> 13;
+  const std::uint32_t finite = size < 0x38800000u ? tiny : normal;
+  const std::uint32_t all = size > 0x7f800000u ? 0x7e00u : size >= 0x47800000u ? 0x7c00u : finite;
+  return {std::uint16_t(all | sign)};
+}
+
+template <class X>
+struct Limits;
+template <>
+struct Limits<double> {
+  static constexpr double largest = 1.7976931348623157e308, epsilon = 2.220446049250313e-16, tiniest = 5e-324;
+};
+template <>
+struct Limits<float> {
+  static constexpr double largest = 3.4028234663852886e38, epsilon = 1.1920928955078125e-7;
+  static constexpr float tiniest = 1e-45f;
+};
+template <>
+struct Limits<Half> {
+  static constexpr double largest = 65504;
+};
+template <>
+struct Limits<BFloat16> {
+  static constexpr double largest = 3.3895313892515355e38;
+};
+
+}  // namespace SPARSETOPK_LEVEL
+}  // namespace sparsetopk

@@ -1,0 +1,92 @@
+// All operators and element types at one instruction-set level; compiled once for each.
+//
+// No inline function of the standard library may be instantiated here: the linker keeps one copy of
+// such a function, and a copy with wide vectors would then run on machines that lack them.
+#include "kernels.hpp"
+#include "output.hpp"
+
+namespace sparsetopk {
+namespace SPARSETOPK_LEVEL {
+namespace {
+
+template <class X, class Kind>
+struct Rows {
+  const Problem& problem;
+  const Kind& kind;
+
+  Row<X, Kind> operator[](std::size_t i) const {
+    const X* x = static_cast<const X*>(problem.x) + i * problem.row_stride;
+    return {x, problem.n, problem.k[i * problem.k_stride], problem.lam[i * problem.lam_stride], kind,
+            problem.debias, problem.threads};
+  }
+};
+
+// f(kind, X{}) with the types that the problem asks for.
+template <class Kind, class F>
+void with_dtype(Dtype dtype, const Kind& kind, F&& f) {
+  switch (dtype) {
+    case Dtype::float32: return f(kind, float{});
+    case Dtype::float64: return f(kind, double{});
+    case Dtype::float16: return f(kind, Half{});
+    case Dtype::bfloat16: return f(kind, BFloat16{});
+  }
+}
+
+template <class F>
+void with_types(const Problem& problem, F&& f) {
+  const double e = problem.exponent;
+  const auto with = [&](const auto& kind) { with_dtype(problem.dtype, kind, f); };
+  switch (problem.op) {
+    case Operator::mask:
+      if (e == 1) return with(Mask<Power<1>>{});
+      if (e == 2) return with(Mask<Power<2>>{});
+      if (e == 3) return with(Mask<Power<3>>{});
+      return with(Mask<Power<0>>{{e}});
+    case Operator::magnitude:
+      if (e == 1) return with(Magnitude<Power<1>>{});
+      return with(Magnitude<Power<0>>{{e}});
+    case Operator::sign:
+      if (e == 1) return with(Sign<Power<1>>{});
+      return with(Sign<Power<0>>{{{e}}});
+    case Operator::two_sided:
+      if (e == 1) return with(TwoSided<1>{});
+      if (e == 2) return with(TwoSided<2>{});
+      return with(TwoSided<3>{});
+  }
+}
+
+}  // namespace
+
+void forward(const Problem& problem, std::size_t begin, std::size_t end, void* y) {
+  with_types(problem, [&](const auto& kind, auto zero) {
+    using X = decltype(zero);
+    using Kind = typename std::decay<decltype(kind)>::type;
+    const Rows<X, Kind> rows{problem, kind};
+    NormalGuess normal{Kind::kAbsolute};
+    for (std::size_t i = begin; i < end; ++i) {
+      const Row<X, Kind> row = rows[i];
+      X* out = static_cast<X*>(y) + i * problem.n;
+      problem.state[i] = row.solve(out, normal);
+      forward_row(row, problem.state[i], out);
+    }
+  });
+}
+
+void backward(const Problem& problem, std::size_t begin, std::size_t end, const void* g, void* dx, double* dk,
+              double* dlam) {
+  with_types(problem, [&](const auto& kind, auto zero) {
+    using X = decltype(zero);
+    using Kind = typename std::decay<decltype(kind)>::type;
+    const Rows<X, Kind> rows{problem, kind};
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::size_t at = i * problem.n;
+      const Cotangents row =
+          backward_row(rows[i], problem.state[i], static_cast<const X*>(g) + at, static_cast<X*>(dx) + at);
+      if (dk != nullptr) dk[i] = row.k;
+      if (dlam != nullptr) dlam[i] = row.lam;
+    }
+  });
+}
+
+}  // namespace SPARSETOPK_LEVEL
+}  // namespace sparsetopk

@@ -1,0 +1,368 @@
+// From the threshold of a row to its output, and back from the output's cotangent to those of x, k, lam.
+#pragma once
+
+#include "threshold.hpp"
+
+namespace sparsetopk {
+namespace SPARSETOPK_LEVEL {
+
+// Gives |x| its sign back; adding 0 makes 0 of -0.
+template <class Kind, class X>
+inline X with_sign(double y, X x) {
+  return narrow<X>(Wide<X>(Kind::kAbsolute ? __builtin_copysign(y, double(widen(x))) + 0.0 : y));
+}
+
+inline double clip(double t, double low, double high) {
+  const double least = t > low ? t : low;
+  return least < high ? least : high;
+}
+
+// A solved row that has a threshold, as a function of the key.
+template <class Kind>
+struct Curve {
+  static constexpr bool kMagnitude = Kind::kMagnitude;
+  Kind kind;
+  Distance distance;
+  double k, lam, v, top;
+  bool debias;
+  bool pinned;  // the signed mask at v = 0, where no threshold is shared
+
+  Curve(const Kind& kind_, State state, double k_, double lam_, bool debias_)
+      : kind(kind_),
+        distance(state.pivot, state.delta, lam_),
+        k(k_),
+        lam(lam_),
+        v(state.pivot - lam * state.delta),
+        top(larger(kind.top(v), 5e-324)),  // an entry at 0 is never selected whole
+        debias(debias_),
+        pinned(Kind::kFloor && state.pivot == 0 && state.delta == 0) {}
+
+  // Entries of the block have bottom < t < top. Pinned at 0, those at 0 are among them.
+  double bottom() const { return pinned ? -1 : Kind::zero; }
+
+  double whole(double a) const {
+    if (!kMagnitude) return 1;
+    if (debias) return a;
+    const double d = kind.alone(a, lam);
+    return d > 0 ? kind.at(d).value : 0;
+  }
+  double output(double a) const {
+    const double t = distance(a);
+    if (!(t > Kind::zero)) return 0;
+    if (t >= top) return whole(a);
+    return kind.at(t).value + (kMagnitude && debias ? lam * t : 0.0);
+  }
+  // The same without branches, for responses that cost next to nothing.
+  double cheap_output(double a, double debias_lam, double shrink) const {
+    const double t = distance(a), at = clip(t, Kind::zero, top), y = kind.at(at).value;
+    if (!kMagnitude) return y;
+    return t < top ? y + debias_lam * at : a * shrink;
+  }
+};
+
+// The same with bounds for keys: below ``from`` they are left out, above ``to`` selected whole; between,
+// t decides.
+template <class X, class Kind>
+struct Solved : Curve<Kind> {
+  using T = Wide<X>;
+  T from, to;
+
+  Solved(const Row<X, Kind>& row, State state)
+      : Curve<Kind>(row.kind, state, row.k, row.lam, row.debias) {
+    const double low = this->v + this->lam * Kind::zero, high = this->v + this->lam * this->top;
+    const double slack = 4 * Limits<T>::epsilon * (::fabs(state.pivot) + ::fabs(this->v));
+    constexpr double limit = Limits<T>::largest;
+    from = step_down(T(smaller(larger(low - slack, -limit), limit)));
+    to = step_up(T(smaller(larger(high + slack, -limit), limit)));
+    // Without debias the output depends on a also where it is selected whole.
+    if (Kind::kMagnitude && !row.debias) to = T(limit);
+  }
+};
+
+template <class X, class Kind>
+void write(const Solved<X, Kind>& row, const X* x, std::size_t n, X* y) {
+  using T = Wide<X>;
+  if constexpr (Kind::kCheap) {
+    const Solved<X, Kind> solved = row;  // in registers: y might be anything
+    const double debias_lam = solved.debias ? solved.lam : 0, shrink = solved.debias ? 1 : 1 / (1 + solved.lam);
+    for (std::size_t j = 0; j < n; ++j)
+      y[j] = with_sign<Kind>(solved.cheap_output(double(key<Kind::kAbsolute>(x[j])), debias_lam, shrink), x[j]);
+  } else {
+    for_tiles<Kind::kAbsolute>(x, n, [&](const T* keys, std::size_t i, std::size_t length) {
+      std::uint32_t positions[kTile + 16];
+      const std::size_t count = positions_between(keys, length, row.from, row.to, positions);
+      const T to = row.to;
+      for (std::size_t j = 0; j < length; ++j)
+        y[i + j] = with_sign<Kind>(double(keys[j] > to ? (Kind::kMagnitude ? keys[j] : T(1)) : T(0)), x[i + j]);
+      for (std::size_t j = 0; j < count; ++j) {
+        const std::size_t at = positions[j];
+        y[i + at] = with_sign<Kind>(row.output(double(keys[at])), x[i + at]);
+      }
+    });
+  }
+}
+
+// A mass of ``delta`` for the entries at the pivot, the first ones first, and 1 for those above.
+template <class X, class Kind, class F>
+void for_hard_mask(const Row<X, Kind>& row, State state, F&& f) {
+  double left = state.delta;
+  for (std::size_t j = 0; j < row.n; ++j) {
+    const double a = double(key<Kind::kAbsolute>(row.x[j]));
+    const double z = a > state.pivot ? 1 : a == state.pivot ? smaller(left, 1.0) : 0;
+    if (a == state.pivot) left -= z;
+    f(j, z);
+  }
+}
+
+template <class X, class Kind>
+void forward_row(const Row<X, Kind>& row, State state, X* y) {
+  constexpr bool kMagnitude = Kind::kMagnitude;
+  const X* x = row.x;
+  if (state.pivot != state.pivot) {
+    for (std::size_t j = 0; j < row.n; ++j) y[j] = narrow<X>(Wide<X>(kNaN));
+  } else if (state.pivot == -kInfinity) {
+    Row<X, Kind> plain = row;
+    plain.debias |= row.lam == 0;
+    const Solved<X, Kind> solved(plain, {0, 0});
+    for (std::size_t j = 0; j < row.n; ++j) {
+      const double a = double(key<Kind::kAbsolute>(x[j]));
+      y[j] = with_sign<Kind>(a > -kInfinity ? solved.whole(a) : 0.0, x[j]);
+    }
+  } else if (row.lam == 0) {
+    for_hard_mask(row, state, [&](std::size_t j, double z) {
+      y[j] = with_sign<Kind>(kMagnitude ? z * double(key<true>(x[j])) : z, x[j]);
+    });
+  } else if (state.pivot == kInfinity) {
+    for (std::size_t j = 0; j < row.n; ++j)
+      y[j] = narrow<X>(Wide<X>(double(widen(x[j])) == kInfinity ? row.k / state.delta : 0.0));
+  } else {
+    const Solved<X, Kind> solved(row, state);
+    Blocks(row.n).run(row.threads, [&](std::size_t, std::size_t begin, std::size_t length) {
+      write(solved, x + begin, length, y + begin);
+    });
+  }
+}
+
+// What the cotangents need to know of the whole row. On the block, with rho_i = S'(t_i) and g_i the
+// cotangent of y_i with the sign of x_i:
+struct BlockSums {
+  double rho = 0, rho_g = 0, rho_t = 0, rho_g_t = 0;  // sums of rho_i, rho_i g_i, ...
+  double g = 0;                                       // sum of g_i
+  double size = 0;                                    // number of entries of the block
+  double whole = 0;                                   // number of entries that are selected whole
+  double whole_in_lam = 0;                            // what these add to the cotangent of lam
+
+  void add(const BlockSums& other) {
+    rho += other.rho, rho_g += other.rho_g, rho_t += other.rho_t, rho_g_t += other.rho_g_t;
+    g += other.g, size += other.size, whole += other.whole, whole_in_lam += other.whole_in_lam;
+  }
+};
+
+// The entries of a tile that may have a derivative of their own: t and g at the given positions.
+struct Candidates {
+  std::uint32_t positions[kTile + 16];
+  double t[kTile + kLanes], g[kTile + kLanes];
+  std::size_t count;
+
+  template <class X, class Kind>
+  void gather(const Solved<X, Kind>& row, const X* x, const Wide<X>* keys, const X* g_row, std::size_t length) {
+    count = positions_between(keys, length, row.from, row.to, positions);
+    const Distance distance = row.distance;
+    const auto take = [&](std::size_t j, std::size_t at) {
+      t[j] = distance(double(keys[at]));
+      const double cotangent = double(widen(g_row[at]));
+      g[j] = Kind::kAbsolute && double(widen(x[at])) < 0 ? -cotangent : cotangent;
+    };
+    if (count == length)
+      for (std::size_t j = 0; j < count; ++j) take(j, j);
+    else
+      for (std::size_t j = 0; j < count; ++j) take(j, positions[j]);
+    for (std::size_t j = count; j % kLanes != 0; ++j) t[j] = Kind::zero - 1, g[j] = 0;
+  }
+};
+
+template <class Kind>
+SPARSETOPK_LOOP void add_block(const Curve<Kind>& row, const Candidates& some, BlockSums& sums) {
+  double rho[kLanes] = {}, rho_g[kLanes] = {}, rho_t[kLanes] = {}, rho_g_t[kLanes] = {}, g[kLanes] = {},
+         size[kLanes] = {}, whole[kLanes] = {};
+  const Curve<Kind> solved = row;
+  const double bottom = solved.bottom(), top = solved.top;
+  for (std::size_t i = 0; i < some.count; i += kLanes)
+    for (std::size_t j = 0; j < kLanes; ++j) {
+      const double t = some.t[i + j], at = clip(t, Kind::zero, top);
+      const double inside = (t > bottom) & (t < top) ? 1.0 : 0.0;
+      whole[j] += t >= top ? 1.0 : 0.0;
+      if (!Kind::kVector && inside == 0) continue;
+      const double slope = solved.kind.at(at).slope * inside, cotangent = some.g[i + j] * inside;
+      rho[j] += slope, rho_g[j] += slope * cotangent, rho_t[j] += slope * at;
+      rho_g_t[j] += slope * at * cotangent, g[j] += cotangent, size[j] += inside;
+    }
+  for (std::size_t j = 0; j < kLanes; ++j)
+    sums.add({rho[j], rho_g[j], rho_t[j], rho_g_t[j], g[j], size[j], whole[j], 0});
+}
+
+// The derivative of an entry that is selected whole and not debiased, y = S(d) with S(d) + lam d = a.
+struct Lone {
+  double in_x, in_lam;
+};
+template <class Kind>
+Lone lone(const Curve<Kind>& row, double a) {
+  const double d = row.kind.alone(a, row.lam), slope = row.kind.exponent == 1 ? 1 : row.kind.at(d).slope;
+  const double share = slope < kSteepest ? slope / (slope + row.lam) : 1;
+  return {share, -d * share};
+}
+
+template <class X, class Kind>
+BlockSums sum_part(const Solved<X, Kind>& row, const X* x, const X* g, std::size_t n) {
+  using T = Wide<X>;
+  BlockSums sums;
+  Candidates some;
+  for_tiles<Kind::kAbsolute>(x, n, [&](const T* keys, std::size_t i, std::size_t length) {
+    some.gather(row, x + i, keys, g + i, length);
+    if (some.count > 0) add_block(row, some, sums);
+    if constexpr (Kind::kMagnitude) {
+      std::uint32_t over = 0;
+      for (std::size_t j = 0; j < length; ++j) over += keys[j] > row.to;
+      sums.whole += over;
+      if (!row.debias)
+        for (std::size_t j = 0; j < some.count; ++j)
+          if (some.t[j] >= row.top && keys[some.positions[j]] > 0)
+            sums.whole_in_lam += some.g[j] * lone(row, double(keys[some.positions[j]])).in_lam;
+    }
+  });
+  return sums;
+}
+
+// What the block adds to the derivatives of its entries: dx_i = b g_i + rho_i/lam (g_i - mean), b = 1 for
+// the debiased magnitude, else 0. An entry that is the block alone feels the curvature of phi alone.
+struct Block {
+  double mean = 0, scale, debias, alone = 0;
+  bool single;
+  double dk, dlam;
+
+  template <class Kind>
+  Block(const Curve<Kind>& row, const BlockSums& sums)
+      : scale(1 / row.lam), debias(Kind::kMagnitude && row.debias ? 1 : 0), single(sums.size == 1 && !row.pinned) {
+    const double curvature = row.kind.second() * (row.k - sums.whole);
+    const double total = sums.rho + row.lam * curvature;
+    if (total > 0 && !row.pinned) {
+      mean = (sums.rho_g + row.lam * debias * sums.g) / total;
+      alone = curvature * (sums.rho + row.lam * debias) / total;
+    }
+    dk = sums.size > 0 ? row.kind.prime(row.v) * mean : 0;
+    dlam = (mean * sums.rho_t - sums.rho_g_t) / row.lam;
+    if (single) {
+      const double t = sums.rho > 0 ? sums.rho_t / sums.rho : 0;
+      dlam = sums.g * t * (debias - alone);
+    }
+    dlam += sums.whole_in_lam;
+  }
+  double operator()(double rho, double g) const {
+    if (single) return alone * g;
+    const double gain = rho * scale;
+    return debias * g + (gain < kSteepest ? gain : kSteepest) * (g - mean);
+  }
+};
+
+// A finite number of the output's type, whatever the slope.
+template <class X>
+inline X finite(double value) {
+  constexpr double limit = Limits<X>::largest;
+  return narrow<X>(Wide<X>(value > limit ? limit : value < -limit ? -limit : value));
+}
+
+// Replaces g by dx, without the sign of x.
+template <class T, class Kind>
+SPARSETOPK_LOOP void to_cotangents(const Curve<Kind>& row, const Block& block_, const T* keys, Candidates& some) {
+  const Curve<Kind> solved = row;
+  const Block block = block_;
+  const double bottom = solved.bottom(), top = solved.top, shrink = solved.debias ? 1 : 1 / (1 + solved.lam);
+  for (std::size_t j = 0; j < some.count; ++j) {
+    const double t = some.t[j], g = some.g[j];
+    if constexpr (Kind::kVector) {
+      const double value = block(solved.kind.at(clip(t, Kind::zero, top)).slope, g);
+      const double outside = Kind::kMagnitude && t >= top ? g * shrink : 0.0;
+      some.g[j] = (t > bottom) & (t < top) ? value : outside;
+    } else if (t > bottom && t < top) {
+      some.g[j] = block(solved.kind.at(t).slope, g);
+    } else {
+      const bool whole = Kind::kMagnitude && t >= top;
+      some.g[j] = !whole ? 0 : solved.debias ? g : g * lone(solved, double(keys[some.positions[j]])).in_x;
+    }
+  }
+}
+
+template <class X, class Kind>
+void write_cotangents(const Solved<X, Kind>& row, const Block& block, const X* x, const X* g, std::size_t n, X* dx) {
+  using T = Wide<X>;
+  Candidates some;
+  for_tiles<Kind::kAbsolute>(x, n, [&](const T* keys, std::size_t i, std::size_t length) {
+    some.gather(row, x + i, keys, g + i, length);
+    if constexpr (Kind::kMagnitude) {
+      const T to = row.to;
+      for (std::size_t j = 0; j < length; ++j) dx[i + j] = keys[j] > to ? g[i + j] : X{};
+    } else {
+      std::memset(dx + i, 0, length * sizeof(X));
+    }
+    if (some.count > 0) to_cotangents(row, block, keys, some);
+    const auto put = [&](std::size_t j, std::size_t at) {
+      const double value = some.g[j];
+      dx[i + at] = finite<X>(Kind::kAbsolute && widen(x[i + at]) < 0 ? 0.0 - value : value);
+    };
+    if (some.count == length)
+      for (std::size_t j = 0; j < some.count; ++j) put(j, j);
+    else
+      for (std::size_t j = 0; j < some.count; ++j) put(j, some.positions[j]);
+  });
+}
+
+struct Cotangents {
+  double k, lam;
+};
+
+// Rows without a threshold: locally nothing moves, or everything selected does.
+template <class X, class Kind>
+Cotangents backward_special(const Row<X, Kind>& row, State state, const X* g, X* dx) {
+  const bool invalid = state.pivot != state.pivot;
+  for (std::size_t j = 0; j < row.n; ++j) dx[j] = narrow<X>(Wide<X>(invalid ? kNaN : 0.0));
+  if (invalid) return {kNaN, kNaN};
+  if (Kind::kMagnitude && row.lam == 0 && state.pivot != -kInfinity)
+    for_hard_mask(row, state, [&](std::size_t j, double z) { dx[j] = finite<X>(z * double(widen(g[j]))); });
+  if (Kind::kMagnitude && state.pivot == -kInfinity) {
+    const bool plain = row.debias || row.lam == 0;
+    const Solved<X, Kind> solved(row, {0, 0});
+    double dlam = 0;
+    for (std::size_t j = 0; j < row.n; ++j) {
+      const Lone entry = plain ? Lone{1, 0} : lone(solved, double(key<true>(row.x[j])));
+      const double cotangent = double(widen(g[j]));
+      dx[j] = finite<X>(entry.in_x * cotangent);
+      dlam += entry.in_lam * (widen(row.x[j]) < 0 ? -cotangent : cotangent);
+    }
+    return {0, dlam};
+  }
+  double mean = 0;
+  if (row.lam > 0 && state.pivot == kInfinity && state.delta > 0)  // these share k
+    for (std::size_t j = 0; j < row.n; ++j)
+      if (double(widen(row.x[j])) == kInfinity) mean += double(widen(g[j])) / state.delta;
+  return {mean, 0};
+}
+
+template <class X, class Kind>
+Cotangents backward_row(const Row<X, Kind>& row, State state, const X* g, X* dx) {
+  if (row.lam == 0 || !(::fabs(state.pivot) < kInfinity)) return backward_special(row, state, g, dx);
+  const Solved<X, Kind> solved(row, state);
+  BlockSums parts[kBlocks];
+  const Blocks blocks(row.n);
+  blocks.run(row.threads, [&](std::size_t block, std::size_t begin, std::size_t length) {
+    parts[block] = sum_part(solved, row.x + begin, g + begin, length);
+  });
+  for (std::size_t block = 1; block < blocks.count; ++block) parts[0].add(parts[block]);
+  const Block block(solved, parts[0]);
+  blocks.run(row.threads, [&](std::size_t, std::size_t begin, std::size_t length) {
+    write_cotangents(solved, block, row.x + begin, g + begin, length, dx + begin);
+  });
+  return {block.dk, block.dlam};
+}
+
+}  // namespace SPARSETOPK_LEVEL
+}  // namespace sparsetopk

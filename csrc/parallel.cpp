@@ -1,0 +1,103 @@
+#include "parallel.hpp"
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
+
+namespace sparsetopk {
+namespace {
+
+struct Job {
+  std::size_t count;
+  void (*run)(void*, std::size_t);
+  void* context;
+  std::atomic<std::size_t> next{0};
+
+  void work() {
+    for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) run(context, i);
+  }
+};
+
+class Pool {
+ public:
+  // Whether the job was taken: not if another is being worked on.
+  bool run(Job& job, std::size_t helpers) {
+    std::unique_lock<std::mutex> one_job(busy_, std::try_to_lock);
+    if (!one_job.owns_lock()) return false;
+    while (threads_ < helpers) {
+      try {
+        std::thread([this, id = threads_] { sleep_and_work(id); }).detach();
+      } catch (const std::system_error&) {  // no more threads to be had
+        break;
+      }
+      ++threads_;
+    }
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      job_ = &job;
+      wanted_ = helpers < threads_ ? helpers : threads_;
+      ++generation_;
+    }
+    wake_.notify_all();
+    job.work();
+    std::unique_lock<std::mutex> lock(mutex_);
+    job_ = nullptr;  // who has not started yet need not
+    done_.wait(lock, [this] { return working_ == 0; });
+    return true;
+  }
+
+ private:
+  void sleep_and_work(std::size_t id) {
+    std::size_t seen = 0;
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [&] { return generation_ != seen; });
+      seen = generation_;
+      Job* job = job_;
+      if (job == nullptr || id >= wanted_) continue;
+      ++working_;
+      lock.unlock();
+      job->work();
+      lock.lock();
+      if (--working_ == 0) done_.notify_one();
+    }
+  }
+
+  std::mutex busy_, mutex_;
+  std::condition_variable wake_, done_;
+  std::size_t threads_ = 0, wanted_ = 0, working_ = 0, generation_ = 0;
+  Job* job_ = nullptr;
+};
+
+// Never destroyed: its threads may outlive static objects. In a forked child the parent's threads are
+// gone, and its locks may be held for ever: the child takes a new pool and leaves the old one be.
+Pool* pool = nullptr;
+
+Pool& the_pool() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    pool = new Pool;
+#if defined(__unix__) || defined(__APPLE__)
+    pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
+#endif
+  });
+  return *pool;
+}
+
+}  // namespace
+
+void parallel_for(std::size_t count, std::size_t threads, void (*run)(void*, std::size_t), void* context) {
+  Job job{count, run, context};
+  if (threads > count) threads = count;
+  if (threads > 1 && the_pool().run(job, threads - 1)) return;
+  job.work();
+}
+
+}  // namespace sparsetopk

@@ -1,0 +1,43 @@
+// What the kernels are asked: many rows, each with its own k and lam. No framework, raw pointers only.
+#pragma once
+
+#include <cstddef>
+
+namespace sparsetopk {
+
+enum class Operator { mask, magnitude, sign, two_sided };
+enum class Dtype { float32, float64, float16, bfloat16 };
+
+// The threshold v = pivot - lam * delta of a row, kept apart so that t = (a - pivot)/lam + delta (a is x
+// or |x|) loses no digits to a common shift or to a tiny lam. Rows that need no threshold:
+//   pivot NaN            the result is NaN
+//   pivot -inf           every candidate is selected whole
+//   pivot +inf           ``delta`` entries are +inf and share k; or k = 0
+//   lam = 0              entries above the pivot are selected, and a mass of ``delta`` of those at it
+//   pivot = delta = 0    magnitude: at most k entries are not 0; sign: fewer than k are selected
+struct State {
+  double pivot, delta;
+};
+
+struct Problem {
+  Operator op;
+  double exponent;  // 1/(p-1); 1, 2 or 3 for two_sided
+  bool debias;      // magnitude: y + (x - u) instead of y
+  Dtype dtype;      // of x, y, g and dx
+  std::size_t rows, n, row_stride;  // of x; y, g and dx are contiguous
+  const void* x;
+  const double* k;
+  std::size_t k_stride;  // 1, or 0 for one k for all rows; so for lam
+  const double* lam;
+  std::size_t lam_stride;
+  State* state;         // written by forward, read by backward
+  std::size_t threads;  // at most so many
+};
+
+// y, in [0, 1] or in the units of x.
+void forward(const Problem& problem, void* y);
+
+// The cotangents of x, and of k and lam (one per row) where the pointers are not null, from that of y.
+void backward(const Problem& problem, const void* g, void* dx, double* dk, double* dlam);
+
+}  // namespace sparsetopk

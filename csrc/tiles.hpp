@@ -1,0 +1,57 @@
+// How a row is read: in tiles that fit the first cache, widened to the type that is computed in.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "dtypes.hpp"
+
+namespace sparsetopk {
+namespace SPARSETOPK_LEVEL {
+
+constexpr std::size_t kTile = 1024;
+
+// Loops worth a function of their own: one copy for all operators that share it.
+#define SPARSETOPK_LOOP __attribute__((noinline))
+
+// Independent accumulators: the compiler may not reorder floating-point sums, but it can fill its
+// vectors with these, and the result does not depend on how wide the vectors are.
+constexpr std::size_t kLanes = 16;
+
+template <class A>
+constexpr A smaller(A a, A b) {
+  return b < a ? b : a;
+}
+template <class A>
+constexpr A larger(A a, A b) {
+  return a < b ? b : a;
+}
+
+inline float absolute(float x) { return __builtin_fabsf(x); }
+inline double absolute(double x) { return __builtin_fabs(x); }
+
+// What is compared: x, or |x|.
+template <bool kAbsolute, class X>
+inline Wide<X> key(X x) {
+  return kAbsolute ? absolute(widen(x)) : widen(x);
+}
+
+// f(keys, position, length) for every tile of x, in order.
+template <bool kAbsolute, class X, class F>
+inline void for_tiles(const X* x, std::size_t n, F&& f) {
+  for (std::size_t i = 0; i < n; i += kTile) {
+    const std::size_t length = smaller(kTile, n - i);
+    if constexpr (!kAbsolute && std::is_same<X, Wide<X>>::value) {
+      f(x + i, i, length);
+    } else {
+      Wide<X> keys[kTile];
+      for (std::size_t j = 0; j < length; ++j) keys[j] = key<kAbsolute>(x[i + j]);
+      f(static_cast<const Wide<X>*>(keys), i, length);
+    }
+  }
+}
+
+}  // namespace SPARSETOPK_LEVEL
+}  // namespace sparsetopk

@@ -1,0 +1,89 @@
+"""The compiled core, for NumPy arrays. The only module that calls it by array; tensors go by address.
+
+Without it (no compiler where the package was built) ``native`` is None, and everything is computed in
+NumPy or in torch operations.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+
+from ._types import Array
+from .phis import Phi
+from .regularizers import PNorm, Regularizer
+
+try:
+    from . import _core as native
+except ImportError:
+    native = None  # type: ignore[assignment]
+    warnings.warn(
+        "sparsetopk was installed without its compiled core: everything works, but much slower. "
+        "Install a wheel, or a C++17 compiler and build again.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+#: How many threads NumPy calls may use; tensors use what torch allows.
+THREADS = int(os.environ.get("SPARSETOPK_THREADS", "1"))
+
+_FLOAT64 = 1
+_NUMBERS = {"identity": 0, "half_square": 1, "abs": 2}
+_TWO_SIDED = 3
+
+
+class Operator(NamedTuple):
+    """A top-k operator as csrc/problem.hpp names it."""
+
+    op: int
+    exponent: float
+    debias: bool
+
+
+def operator(reg: Regularizer, phi: Phi, debias: bool = False) -> Operator | None:
+    """How the core knows it, if it does."""
+    if native is None:
+        return None
+    if isinstance(reg, PNorm):
+        number = _NUMBERS.get(phi.name)
+        return None if number is None else Operator(number, reg.exponent, debias)
+    exponent = PNorm(reg.p).exponent
+    return Operator(_TWO_SIDED, exponent, False) if exponent in (1.0, 2.0, 3.0) else None
+
+
+class Solved(NamedTuple):
+    """Rows (m, n) that the core has solved; see ``State`` in csrc/problem.hpp."""
+
+    operator: Operator
+    x: Array
+    k: Array
+    lam: Array
+    y: Array
+    state: Array  # (m, 2): pivot and delta
+
+    def vjp(self, dy: Array) -> tuple[Array, Array, Array]:
+        """The cotangents of x (m, n), and of k and lam (m, 1)."""
+        dy, dx = np.ascontiguousarray(dy), np.empty_like(self.x)
+        dk, dlam = np.empty_like(self.k), np.empty_like(self.lam)
+        native.threshold_backward(
+            *self._arguments(),
+            *(array.ctypes.data for array in (dy, dx, dk, dlam)),
+            THREADS,
+        )
+        return dx, dk, dlam
+
+    def _arguments(self) -> tuple[float, ...]:
+        rows, n = self.x.shape
+        x, k, lam, state = (a.ctypes.data for a in (self.x, self.k, self.lam, self.state))
+        return (*self.operator, _FLOAT64, rows, n, n, x, k, 1, lam, 1, state)
+
+
+def solve(operator: Operator, x: Array, k: Array, lam: Array) -> Solved:
+    """The output and the thresholds of rows x (m, n) with k and lam (m, 1), in any state."""
+    x, k, lam = (np.ascontiguousarray(array) for array in (x, k, lam))
+    solved = Solved(operator, x, k, lam, np.empty_like(x), np.empty((x.shape[0], 2)))
+    native.threshold_forward(*solved._arguments(), solved.y.ctypes.data, THREADS)
+    return solved
