@@ -3,6 +3,7 @@
 #include <Python.h>
 
 #include "cpu.hpp"
+#include "isotonic.hpp"
 #include "solve.hpp"
 
 namespace {
@@ -50,11 +51,56 @@ PyObject* solve_threshold(PyObject*, PyObject* args) {
   return Py_NewRef(Py_None);
 }
 
+// The arrays of these come as addresses: their callers made them, contiguous and of the right size.
+template <class T>
+T* address(Py_ssize_t value) {
+  return reinterpret_cast<T*>(value);
+}
+
+PyObject* solve_isotonic(PyObject*, PyObject* args) {
+  int phi = 0;
+  double exponent = 0;
+  Py_ssize_t rows = 0, n = 0, s = 0, w = 0, lam = 0, d = 0, block = 0;
+  if (!PyArg_ParseTuple(args, "idnnnnnnn", &phi, &exponent, &rows, &n, &s, &w, &lam, &d, &block)) return nullptr;
+  if (phi < 0 || phi > int(sparsetopk::PhiName::exp)) {
+    PyErr_Format(PyExc_ValueError, "phi must be in [0, %d], got %d", int(sparsetopk::PhiName::exp), phi);
+    return nullptr;
+  }
+  PyThreadState* state = PyEval_SaveThread();
+  sparsetopk::solve_isotonic(sparsetopk::PhiName(phi), exponent, std::size_t(rows), std::size_t(n),
+                             address<const double>(s), address<const double>(w), address<const double>(lam),
+                             address<double>(d), address<std::int64_t>(block));
+  PyEval_RestoreThread(state);
+  return Py_NewRef(Py_None);
+}
+
+PyObject* argsort_descending(PyObject*, PyObject* args) {
+  int itemsize = 0;
+  Py_ssize_t rows = 0, n = 0, x = 0, order = 0;
+  if (!PyArg_ParseTuple(args, "innnn", &itemsize, &rows, &n, &x, &order)) return nullptr;
+  if (itemsize != sizeof(float) && itemsize != sizeof(double)) {
+    PyErr_Format(PyExc_ValueError, "itemsize must be 4 or 8, got %d", itemsize);
+    return nullptr;
+  }
+  PyThreadState* state = PyEval_SaveThread();
+  const auto sort = [&](const auto* values) {
+    sparsetopk::argsort_descending(std::size_t(rows), std::size_t(n), values, address<std::int64_t>(order));
+  };
+  itemsize == sizeof(float) ? sort(address<const float>(x)) : sort(address<const double>(x));
+  PyEval_RestoreThread(state);
+  return Py_NewRef(Py_None);
+}
+
 PyMethodDef methods[] = {
     {"simd_level", simd_level, METH_NOARGS,
      "The widest vector instruction set that this CPU supports: 'baseline', 'avx2' or 'avx512'."},
     {"solve_threshold", solve_threshold, METH_VARARGS,
      "solve_threshold(op, exponent, rows, n, x, k, lam, out): (pivot, delta, residual) of every row, into out."},
+    {"solve_isotonic", solve_isotonic, METH_VARARGS,
+     "solve_isotonic(phi, exponent, rows, n, s, w, lam, d, block): d and the first entry of every entry's block, "
+     "for s and w in decreasing order; all arrays by address."},
+    {"argsort_descending", argsort_descending, METH_VARARGS,
+     "argsort_descending(itemsize, rows, n, x, order): the stable order of float32 or float64 rows; by address."},
     {nullptr, nullptr, 0, nullptr},
 };
 

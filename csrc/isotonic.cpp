@@ -1,0 +1,65 @@
+#include "isotonic.hpp"
+
+#include "pav.hpp"
+#include "sort.hpp"
+
+namespace sparsetopk {
+namespace {
+
+using pav::Row;
+using pav::Workspace;
+
+template <class Phi>
+void solve_row(double exponent, const Phi& phi, const Row& row, Workspace& work, double* d, std::int64_t* block) {
+  const auto merge = [&](const auto& power) {
+    pav::Merger<std::decay_t<decltype(power)>, Phi>(row, power, phi, work).solve(d, block);
+  };
+  if constexpr (!std::is_same_v<Phi, pav::Exp>)
+    if (exponent == 1) return pav::solve_stack(row, phi, work, d, block);
+  if (exponent == 1) return merge(Power<1>{});
+  if (exponent == 2) return merge(Power<2>{});
+  if (exponent == 3) return merge(Power<3>{});
+  merge(Power<0>{exponent});
+}
+
+void solve_row(PhiName phi, double exponent, const Row& row, Workspace& work, double* d, std::int64_t* block) {
+  work.reserve(row.n);
+  switch (phi) {
+    case PhiName::identity:
+      return solve_row(exponent, pav::Identity{}, row, work, d, block);
+    case PhiName::half_square:
+      return solve_row(exponent, pav::HalfSquare{}, row, work, d, block);
+    case PhiName::exp:
+      return solve_row(exponent, pav::Exp{}, row, work, d, block);
+    case PhiName::abs:
+      solve_row(exponent, pav::Identity{}, row, work, d, block);
+      return pav::truncate(row, d, block);
+  }
+}
+
+template <class T>
+void argsort_rows(std::size_t rows, std::size_t n, const T* x, std::int64_t* order) {
+  SortWorkspace<T> work;
+  for (std::size_t row = 0; row < rows; ++row) argsort_descending(x + row * n, n, order + row * n, work);
+}
+
+}  // namespace
+
+void solve_isotonic(PhiName phi, double exponent, std::size_t rows, std::size_t n, const double* s, const double* w,
+                    const double* lam, double* d, std::int64_t* block) {
+  Workspace work;
+  for (std::size_t row = 0; row < rows; ++row) {
+    const std::size_t at = row * n;
+    solve_row(phi, exponent, Row{s + at, w + at, lam[row], n}, work, d + at, block + at);
+  }
+}
+
+void argsort_descending(std::size_t rows, std::size_t n, const float* x, std::int64_t* order) {
+  argsort_rows(rows, n, x, order);
+}
+
+void argsort_descending(std::size_t rows, std::size_t n, const double* x, std::int64_t* order) {
+  argsort_rows(rows, n, x, order);
+}
+
+}  // namespace sparsetopk
