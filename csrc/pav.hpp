@@ -48,8 +48,8 @@ struct At {
 };
 
 // The root of f in [lo, hi] by Newton's method kept inside the bracket, as increasing_root in NumPy: a step
-// that leaves it, or three that do not halve it, give way to bisection. Done when the value is the
-// rounding of its terms, or when the bracket is a few roundings wide.
+// that leaves it, or three that do not halve it, give way to bisection. Done when the value is within a few
+// roundings of its terms, or when the bracket is a few roundings wide.
 template <class F>
 double increasing_root(const F& f, double lo, double hi, double start) {
   double x = std::min(std::max(start, lo), hi), best = x, residual = kInf, width = hi - lo;
@@ -63,7 +63,7 @@ double increasing_root(const F& f, double lo, double hi, double start) {
       residual = std::fabs(at.value);
     }
     const double rounding = kEps * std::fabs(x), middle = lo + (hi - lo) / 2;
-    if (residual <= kEps * at.size || hi - lo <= 4 * rounding || middle <= lo || middle >= hi) break;
+    if (residual <= 4 * kEps * at.size || hi - lo <= 4 * rounding || middle <= lo || middle >= hi) break;
     double step = at.value / at.slope;
     if (std::fabs(step) <= rounding) step = std::copysign(2 * rounding, at.value);
     bool newton = x - step > lo && x - step < hi;
@@ -249,10 +249,8 @@ class Merger {
   }
 
   // Sums in lanes: the compiler may not reorder floating-point sums, but it can fill its vectors with these.
-  At sums(const Span& span, double pivot, double x) const {
+  At add_up(const double* s, std::size_t n, double pivot, double x) const {
     constexpr std::size_t kWidth = 8;
-    const double *s = row_.s + span.first, g = pivot - row_.lam * x;
-    const std::size_t n = span.end - span.first;
     double mass[kWidth] = {}, rise[kWidth] = {}, size[kWidth] = {};
     const auto add = [&](double value, std::size_t j) {
       const double t = distance(value, pivot) + x, y = power_.response(std::fabs(t));
@@ -264,14 +262,28 @@ class Merger {
     for (; i + kWidth <= n; i += kWidth)
       for (std::size_t j = 0; j < kWidth; ++j) add(s[i + j], j);
     for (std::size_t j = 0; i < n; ++i, ++j) add(s[i], j);
-    const double expected = phi_.prime(g) * span.weight;
-    At at{-expected, row_.lam * phi_.second(g) * span.weight, std::fabs(expected)};
+    At at{0, 0, 0};
     for (std::size_t j = 0; j < kWidth; ++j) {
       at.value += mass[j];
-      at.size += size[j];
       at.slope += rise[j];
+      at.size += size[j];
     }
     return at;
+  }
+
+  // In pieces, so that the rounding of a long sum stays near that of its terms.
+  At sums(const Span& span, double pivot, double x) const {
+    constexpr std::size_t kPiece = 1024;
+    At total{0, 0, 0};
+    for (std::size_t i = span.first; i < span.end; i += kPiece) {
+      const At piece = add_up(row_.s + i, std::min(kPiece, span.end - i), pivot, x);
+      total.value += piece.value;
+      total.slope += piece.slope;
+      total.size += piece.size;
+    }
+    const double g = pivot - row_.lam * x, expected = phi_.prime(g) * span.weight;
+    return {total.value - expected, total.slope + row_.lam * phi_.second(g) * span.weight,
+            total.size + std::fabs(expected)};
   }
 
   void merge(std::size_t from, std::size_t middle, std::size_t to) {
