@@ -39,7 +39,7 @@ void solve_row(PhiName phi, double exponent, const Row& row, Workspace& work, do
 
 template <class T>
 void argsort_rows(std::size_t rows, std::size_t n, const T* x, std::int64_t* order) {
-  SortWorkspace<T> work;
+  SortWorkspace<T> work(n);
   for (std::size_t row = 0; row < rows; ++row) argsort_descending(x + row * n, n, order + row * n, work);
 }
 

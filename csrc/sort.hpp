@@ -1,17 +1,16 @@
 // Stable descending argsort of one row, by a radix sort from the least significant digit.
 //
 // Floats become unsigned keys of the same order, reversed; equal values keep the order of their indices,
-// -0.0 equals 0.0, and a NaN ends up somewhere. No framework.
+// -0.0 equals 0.0, and NaN comes last, as in NumPy. No framework.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
+#include <memory>
 #include <numeric>
 #include <type_traits>
-#include <vector>
 
 namespace sparsetopk {
 
@@ -25,60 +24,64 @@ inline SortKey<T> descending_key(T value) {
   SortKey<T> bits;
   std::memcpy(&bits, &value, sizeof(T));
   constexpr SortKey<T> sign = SortKey<T>(1) << (8 * sizeof(T) - 1);
+  if (value != value) return ~SortKey<T>(0);
   return bits & sign ? bits : ~(bits | sign);
 }
 
+// Ordered by key, then by index: no two are equal, so that any sort of them is stable.
 template <class T>
 struct SortRecord {
   SortKey<T> key;
   std::uint32_t index;
+  bool operator<(const SortRecord& other) const {
+    return key < other.key || (key == other.key && index < other.index);
+  }
 };
+
+// Digits of 8 bits: their tables are quickly set up, and what the passes write to stays in the nearest cache.
+constexpr std::size_t kDigitBits = 8, kDigits = std::size_t(1) << kDigitBits;
+template <class T>
+constexpr std::size_t kPasses = sizeof(T);
 
 // What the sort needs to work in; kept from row to row.
 template <class T>
 struct SortWorkspace {
-  std::vector<SortRecord<T>> here, there;
+  explicit SortWorkspace(std::size_t n) : here(new SortRecord<T>[n]), there(new SortRecord<T>[n]) {}
+  std::unique_ptr<SortRecord<T>[]> here, there;
+  std::uint32_t counts[kPasses<T>][kDigits];
 };
 
-constexpr std::size_t kShortestRadixRow = 256;  // below this the histograms cost more than comparing
-constexpr int kDigitBits = 8;
-constexpr std::size_t kDigits = std::size_t(1) << kDigitBits;
+constexpr std::size_t kShortestRadixRow = 64;  // below it the tables cost more than comparing
 
-template <class T, class Index>
-void argsort_by_comparing(const T* x, std::size_t n, Index* order) {
-  std::iota(order, order + n, Index(0));
-  std::stable_sort(order, order + n,
-                   [x](Index i, Index j) { return descending_key(x[i]) < descending_key(x[j]); });
+template <class T>
+std::size_t digit(const SortRecord<T>& record, std::size_t pass) {
+  return std::size_t(record.key >> (kDigitBits * pass)) & (kDigits - 1);
 }
 
-// order is a permutation with x[order[0]] >= x[order[1]] >= ...
-template <class T, class Index>
-void argsort_descending(const T* x, std::size_t n, Index* order, SortWorkspace<T>& work) {
-  constexpr std::size_t kPasses = sizeof(T);
-  if (n < kShortestRadixRow || n > std::numeric_limits<std::uint32_t>::max())
-    return argsort_by_comparing(x, n, order);
-  std::vector<std::size_t> counts(kPasses * kDigits, 0);
-  work.here.resize(n);
-  work.there.resize(n);
-  bool sorted = true;
-  SortKey<T> before = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    const SortKey<T> key = descending_key(x[i]);
-    work.here[i] = {key, std::uint32_t(i)};
-    for (std::size_t pass = 0; pass < kPasses; ++pass)
-      ++counts[pass * kDigits + ((key >> (kDigitBits * pass)) & (kDigits - 1))];
-    sorted = sorted && before <= key;
-    before = key;
-  }
-  if (sorted) return std::iota(order, order + n, Index(0));
-  for (std::size_t pass = 0; pass < kPasses; ++pass) {
-    std::size_t* starts = counts.data() + pass * kDigits;
-    if (std::find(starts, starts + kDigits, n) != starts + kDigits) continue;  // all share this digit
-    std::exclusive_scan(starts, starts + kDigits, starts, std::size_t(0));
-    for (const SortRecord<T>& record : work.here)
-      work.there[starts[(record.key >> (kDigitBits * pass)) & (kDigits - 1)]++] = record;
+template <class T>
+void radix_sort(std::size_t n, SortWorkspace<T>& work) {
+  std::memset(work.counts, 0, sizeof(work.counts));
+  for (std::size_t i = 0; i < n; ++i)
+    for (std::size_t pass = 0; pass < kPasses<T>; ++pass) ++work.counts[pass][digit(work.here[i], pass)];
+  for (std::size_t pass = 0; pass < kPasses<T>; ++pass) {
+    std::uint32_t* starts = work.counts[pass];
+    if (starts[digit(work.here[0], pass)] == n) continue;  // all share this digit
+    std::exclusive_scan(starts, starts + kDigits, starts, std::uint32_t(0));
+    for (std::size_t i = 0; i < n; ++i) work.there[starts[digit(work.here[i], pass)]++] = work.here[i];
     std::swap(work.here, work.there);
   }
+}
+
+// order is a permutation with x[order[0]] >= x[order[1]] >= ...; at most 2^32 - 1 entries.
+template <class T, class Index>
+void argsort_descending(const T* x, std::size_t n, Index* order, SortWorkspace<T>& work) {
+  bool sorted = true;
+  for (std::size_t i = 0; i < n; ++i) {
+    work.here[i] = {descending_key(x[i]), std::uint32_t(i)};
+    sorted = sorted && (i == 0 || work.here[i - 1].key <= work.here[i].key);
+  }
+  if (!sorted && n < kShortestRadixRow) std::sort(work.here.get(), work.here.get() + n);
+  if (!sorted && n >= kShortestRadixRow) radix_sort(n, work);
   for (std::size_t i = 0; i < n; ++i) order[i] = Index(work.here[i].index);
 }
 

@@ -49,16 +49,25 @@ def _compiled(problem: Isotonic) -> tuple[Array, Ints]:
     """d, and the first entry of the block of every entry."""
     s, w, lam = (np.ascontiguousarray(a) for a in (problem.s, problem.w, problem.lam))
     d, first = np.empty_like(s), np.empty(s.shape, dtype=np.int64)
-    phi = _PHI_NUMBERS[problem.unconstrained_phi.name]
-    addresses = (a.ctypes.data for a in (s, w, lam, d, first))
-    _core.solve_isotonic(phi, problem.reg.exponent, *s.shape, *addresses)
+    _core.solve_isotonic(
+        _PHI_NUMBERS[problem.unconstrained_phi.name],
+        problem.reg.exponent,
+        s.shape[0],
+        s.shape[1],
+        s.ctypes.data,
+        w.ctypes.data,
+        lam.ctypes.data,
+        d.ctypes.data,
+        first.ctypes.data,
+    )
     return d, first
 
 
 def _loop(problem: Isotonic) -> tuple[Array, Ints]:
     """The same, block by block in Python."""
-    d, first = np.empty(problem.s.shape), np.empty(problem.s.shape, dtype=np.int64)
-    for row in range(d.shape[0]):
+    d = np.empty_like(problem.s)
+    first = np.empty(d.shape, dtype=np.int64)
+    for row in range(len(d)):
         blocks = _pool(problem, row)
         size = [block.size for block in blocks]
         first[row] = np.repeat([block.start for block in blocks], size)
