@@ -91,6 +91,28 @@ PyObject* argsort_descending(PyObject*, PyObject* args) {
   return Py_NewRef(Py_None);
 }
 
+PyObject* solve_permutahedron(PyObject*, PyObject* args) {
+  int phi = 0;
+  double exponent = 0;
+  Py_ssize_t n = 0, rows = 0, x_size = 0, x = 0, w_rows = 0, w_size = 0, w = 0, lam = 0, d = 0, block = 0, paired = 0;
+  if (!PyArg_ParseTuple(args, "idnnnnnnnnnnn", &phi, &exponent, &n, &rows, &x_size, &x, &w_rows, &w_size, &w, &lam,
+                        &d, &block, &paired))
+    return nullptr;
+  if (phi < 0 || phi > int(sparsetopk::PhiName::exp)) {
+    PyErr_Format(PyExc_ValueError, "phi must be in [0, %d], got %d", int(sparsetopk::PhiName::exp), phi);
+    return nullptr;
+  }
+  const auto floats = [&](Py_ssize_t data, Py_ssize_t itemsize, Py_ssize_t rows) {
+    return sparsetopk::FloatRows{address<const void>(data), std::size_t(itemsize), std::size_t(rows), std::size_t(n)};
+  };
+  PyThreadState* state = PyEval_SaveThread();
+  sparsetopk::solve_permutahedron(sparsetopk::PhiName(phi), exponent, floats(x, x_size, rows),
+                                  floats(w, w_size, w_rows), address<const double>(lam), address<double>(d),
+                                  address<std::int64_t>(block), address<std::int64_t>(paired));
+  PyEval_RestoreThread(state);
+  return Py_NewRef(Py_None);
+}
+
 PyMethodDef methods[] = {
     {"simd_level", simd_level, METH_NOARGS,
      "The widest vector instruction set that this CPU supports: 'baseline', 'avx2' or 'avx512'."},
@@ -101,6 +123,9 @@ PyMethodDef methods[] = {
      "for s and w in decreasing order; all arrays by address."},
     {"argsort_descending", argsort_descending, METH_VARARGS,
      "argsort_descending(itemsize, rows, n, x, order): the stable order of float32 or float64 rows; by address."},
+    {"solve_permutahedron", solve_permutahedron, METH_VARARGS,
+     "solve_permutahedron(phi, exponent, n, rows, x_itemsize, x, w_rows, w_itemsize, w, lam, d, block, paired): d, "
+     "block and the index into w of every entry of x, for rows in any order; all arrays by address."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -8,3 +8,19 @@ def solve_isotonic(
     phi: int, exponent: float, rows: int, n: int, s: int, w: int, lam: int, d: int, block: int, /
 ) -> None: ...
 def argsort_descending(itemsize: int, rows: int, n: int, x: int, order: int, /) -> None: ...
+def solve_permutahedron(
+    phi: int,
+    exponent: float,
+    n: int,
+    rows: int,
+    x_itemsize: int,
+    x: int,
+    w_rows: int,
+    w_itemsize: int,
+    w: int,
+    lam: int,
+    d: int,
+    block: int,
+    paired: int,
+    /,
+) -> None: ...
