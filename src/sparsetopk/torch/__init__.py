@@ -1,0 +1,1 @@
+"""Fast, differentiable and sparse top-k operators on PyTorch tensors."""
