@@ -205,6 +205,14 @@ class Rows:
         value = value.to(dtype=dtype, device=self.x.device)
         return value.broadcast_to(self._per_row).reshape(m, 1)
 
+    def sum_to(self, per_row: Tensor | None, like: Number) -> Tensor | None:
+        """Undo ``per_row`` for a cotangent: sum over what was broadcast from ``like``."""
+        if per_row is None or not isinstance(like, Tensor):
+            return None
+        if like.numel() == 1:
+            return per_row.sum().reshape(like.shape).to(like.dtype)
+        return per_row.reshape(self._per_row).sum_to_size(like.shape).to(like.dtype)
+
 
 def check_k_and_lam(rows: Rows, k: Number, lam: Number) -> None:
     check_number("k", k)
