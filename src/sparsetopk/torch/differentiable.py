@@ -86,8 +86,7 @@ class Relaxed:
             y = torch.where(crowded, share, y)
         if self.hard is not None:
             y = torch.where(self.hard, self.hard_mask, y)
-        y = torch.where(y == 0, 0.0, self.signed(y)) if self.sign is not None else y
-        return torch.where(self.invalid, self.nan, y)
+        return torch.where(self.invalid, self.nan, self.signed(y) + 0.0)  # 0 and not -0
 
     def magnitude(self, debias: bool) -> Tensor:
         """topk_mag: y*, or y* + x - u* if debiased."""

@@ -50,7 +50,7 @@ def takes(rows: Rows, k: Number, lam: Number, operator: Operator) -> bool:
 def evaluate(rows: Rows, k: Number, lam: Number, operator: Operator) -> Tensor:
     """The operator, for checked arguments."""
     if torch.is_grad_enabled() and (rows.x.requires_grad or _requires_grad(k, lam)):
-        return _Fused.apply(rows.x, k, lam, rows.name, rows.dim, operator)  # type: ignore[no-any-return]
+        return _Fused.apply(rows.x, k, lam, rows.name, rows.dim, operator)  # type: ignore[no-untyped-call]
     return _forward(rows, k, lam, operator)[0]
 
 
@@ -117,7 +117,7 @@ class _Fused(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, state, *tensors = ctx.saved_tensors
         k, lam = (tensors.pop(0) if v is None else v for v in ctx.numbers)
         wanted = ctx.needs_input_grad[:3]
@@ -165,6 +165,10 @@ def _backward(
     return (_restore(rows, dx) if wanted[0] else None, rows.sum_to(dk, k), rows.sum_to(dlam, lam))
 
 
+def _alias(value: Number) -> Number:
+    return value.view_as(value) if isinstance(value, Tensor) else value
+
+
 def _differentiable_backward(
     x: Tensor,
     k: Number,
@@ -177,13 +181,13 @@ def _differentiable_backward(
     wanted: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """The same with a graph: k or lam may depend on x, so derivatives are taken at aliases."""
-    x, k, lam = (v.view_as(v) if isinstance(v, Tensor) else v for v in (x, k, lam))
+    x, k, lam = x.view_as(x), _alias(k), _alias(lam)
     rows, op = Rows(name, x, dim), operator.op
     may_be_hard = isinstance(lam, Tensor) or lam == 0
     solved = from_state(
         rows, rows.per_row(k), rows.per_row(lam), state, op, operator.exponent, may_be_hard
     )
     y = rows.restore(solved.magnitude(operator.debias) if op == MAGNITUDE else solved.mask())
-    inputs = [v for v, w in zip((x, k, lam), wanted, strict=True) if w]
+    inputs = [v for v, w in zip((x, k, lam), wanted, strict=True) if w and isinstance(v, Tensor)]
     found = iter(torch.autograd.grad(y, inputs, g, create_graph=True))
     return tuple(next(found) if w else None for w in wanted)
