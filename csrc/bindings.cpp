@@ -57,15 +57,24 @@ T* address(Py_ssize_t value) {
   return reinterpret_cast<T*>(value);
 }
 
+bool check_itemsize(int itemsize) {
+  if (itemsize == sizeof(float) || itemsize == sizeof(double)) return true;
+  PyErr_Format(PyExc_ValueError, "itemsize must be 4 or 8, got %d", itemsize);
+  return false;
+}
+
+bool check_phi(int phi) {
+  if (phi >= 0 && phi <= int(sparsetopk::PhiName::exp)) return true;
+  PyErr_Format(PyExc_ValueError, "phi must be in [0, %d], got %d", int(sparsetopk::PhiName::exp), phi);
+  return false;
+}
+
 PyObject* solve_isotonic(PyObject*, PyObject* args) {
   int phi = 0;
   double exponent = 0;
   Py_ssize_t rows = 0, n = 0, s = 0, w = 0, lam = 0, d = 0, block = 0;
   if (!PyArg_ParseTuple(args, "idnnnnnnn", &phi, &exponent, &rows, &n, &s, &w, &lam, &d, &block)) return nullptr;
-  if (phi < 0 || phi > int(sparsetopk::PhiName::exp)) {
-    PyErr_Format(PyExc_ValueError, "phi must be in [0, %d], got %d", int(sparsetopk::PhiName::exp), phi);
-    return nullptr;
-  }
+  if (!check_phi(phi)) return nullptr;
   PyThreadState* state = PyEval_SaveThread();
   sparsetopk::solve_isotonic(sparsetopk::PhiName(phi), exponent, std::size_t(rows), std::size_t(n),
                              address<const double>(s), address<const double>(w), address<const double>(lam),
@@ -78,10 +87,7 @@ PyObject* argsort_descending(PyObject*, PyObject* args) {
   int itemsize = 0;
   Py_ssize_t rows = 0, n = 0, x = 0, order = 0;
   if (!PyArg_ParseTuple(args, "innnn", &itemsize, &rows, &n, &x, &order)) return nullptr;
-  if (itemsize != sizeof(float) && itemsize != sizeof(double)) {
-    PyErr_Format(PyExc_ValueError, "itemsize must be 4 or 8, got %d", itemsize);
-    return nullptr;
-  }
+  if (!check_itemsize(itemsize)) return nullptr;
   PyThreadState* state = PyEval_SaveThread();
   const auto sort = [&](const auto* values) {
     sparsetopk::argsort_descending(std::size_t(rows), std::size_t(n), values, address<std::int64_t>(order));
@@ -98,17 +104,36 @@ PyObject* solve_permutahedron(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "idnnnnnnnnnnn", &phi, &exponent, &n, &rows, &x_size, &x, &w_rows, &w_size, &w, &lam,
                         &d, &block, &paired))
     return nullptr;
-  if (phi < 0 || phi > int(sparsetopk::PhiName::exp)) {
-    PyErr_Format(PyExc_ValueError, "phi must be in [0, %d], got %d", int(sparsetopk::PhiName::exp), phi);
-    return nullptr;
-  }
+  if (!check_phi(phi)) return nullptr;
   const auto floats = [&](Py_ssize_t data, Py_ssize_t itemsize, Py_ssize_t rows) {
     return sparsetopk::FloatRows{address<const void>(data), std::size_t(itemsize), std::size_t(rows), std::size_t(n)};
   };
   PyThreadState* state = PyEval_SaveThread();
-  sparsetopk::solve_permutahedron(sparsetopk::PhiName(phi), exponent, floats(x, x_size, rows),
-                                  floats(w, w_size, w_rows), address<const double>(lam), address<double>(d),
-                                  address<std::int64_t>(block), address<std::int64_t>(paired));
+  const bool finite = sparsetopk::solve_permutahedron(
+      sparsetopk::PhiName(phi), exponent, floats(x, x_size, rows), floats(w, w_size, w_rows),
+      address<const double>(lam), address<double>(d), address<std::int64_t>(block), address<std::int64_t>(paired));
+  PyEval_RestoreThread(state);
+  return PyBool_FromLong(finite);
+}
+
+PyObject* permutahedron_backward(PyObject*, PyObject* args) {
+  double exponent = 0, floor = 0;
+  int itemsize = 0, single_w = 0;
+  Py_ssize_t rows = 0, n = 0, lam = 0, d = 0, block = 0, paired = 0, dy = 0, dx = 0, dw = 0, dlam = 0;
+  if (!PyArg_ParseTuple(args, "dinnnnnnnnnpnd", &exponent, &itemsize, &rows, &n, &lam, &d, &block, &paired, &dy, &dx,
+                        &dw, &single_w, &dlam, &floor))
+    return nullptr;
+  if (!check_itemsize(itemsize)) return nullptr;
+  const sparsetopk::Solved solved{std::size_t(rows),          std::size_t(n),
+                                  address<const double>(lam), address<const double>(d),
+                                  address<std::int64_t>(block), address<std::int64_t>(paired)};
+  PyThreadState* state = PyEval_SaveThread();
+  const auto run = [&](auto* in, auto* out) {
+    sparsetopk::permutahedron_backward(exponent, solved, in, out, address<double>(dw), single_w != 0,
+                                       address<double>(dlam), floor);
+  };
+  itemsize == sizeof(float) ? run(address<const float>(dy), address<float>(dx))
+                            : run(address<const double>(dy), address<double>(dx));
   PyEval_RestoreThread(state);
   return Py_NewRef(Py_None);
 }
@@ -125,7 +150,11 @@ PyMethodDef methods[] = {
      "argsort_descending(itemsize, rows, n, x, order): the stable order of float32 or float64 rows; by address."},
     {"solve_permutahedron", solve_permutahedron, METH_VARARGS,
      "solve_permutahedron(phi, exponent, n, rows, x_itemsize, x, w_rows, w_itemsize, w, lam, d, block, paired): d, "
-     "block and the index into w of every entry of x, for rows in any order; all arrays by address."},
+     "block and the index into w of every entry of x, for rows in any order, and whether all entries are finite; all "
+     "arrays by address."},
+    {"permutahedron_backward", permutahedron_backward, METH_VARARGS,
+     "permutahedron_backward(exponent, itemsize, rows, n, lam, d, block, paired, dy, dx, dw, single_w, dlam, floor): "
+     "the cotangents of x, w and lam; all arrays by address, 0 for one that is not wanted."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -22,9 +22,23 @@ struct FloatRows {
   std::size_t itemsize, rows, n;
 };
 
-// The same for rows x and w in any order: d and block, and the index of the entry of w that x is paired with, all
-// in the order of x. Blocks are named by the place of their first entry in the sorted row. w may be a single row.
-void solve_permutahedron(PhiName phi, double exponent, const FloatRows& x, const FloatRows& w, const double* lam,
+// The same for rows x and w in any order: d, the number of the block (from 0) and the index of the entry of w that
+// an entry is paired with, all in the order of x. w may be a single row. False if an entry is not finite: then
+// nothing is solved.
+bool solve_permutahedron(PhiName phi, double exponent, const FloatRows& x, const FloatRows& w, const double* lam,
                          double* d, std::int64_t* block, std::int64_t* paired);
+
+// What solve_permutahedron found, for the derivatives.
+struct Solved {
+  std::size_t rows, n;
+  const double *lam, *d;
+  const std::int64_t *block, *paired;
+};
+
+// For phi = identity: the cotangents of x, w and lam, given that of y = S(d). Those of w and lam may be null; that of
+// w starts at 0 and is summed over rows if w is a single one. Slopes are those of a lam of at least ``floor``.
+template <class T>
+void permutahedron_backward(double exponent, const Solved& solved, const T* dy, T* dx, double* dw, bool single_w,
+                            double* dlam, double floor);
 
 }  // namespace sparsetopk

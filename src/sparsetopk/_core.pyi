@@ -22,6 +22,8 @@ def solve_permutahedron(
     d: int,
     block: int,
     paired: int,
+    /,
+) -> bool: ...
 def threshold_forward(
     op: int,
     exponent: float,
@@ -57,5 +59,22 @@ def threshold_backward(
     dk: int,
     dlam: int,
     threads: int,
+    /,
+) -> None: ...
+def permutahedron_backward(
+    exponent: float,
+    itemsize: int,
+    rows: int,
+    n: int,
+    lam: int,
+    d: int,
+    block: int,
+    paired: int,
+    dy: int,
+    dx: int,
+    dw: int,
+    single_w: bool,
+    dlam: int,
+    floor: float,
     /,
 ) -> None: ...

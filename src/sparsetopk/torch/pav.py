@@ -46,10 +46,20 @@ def _cpu(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if _core is None:
         return _in_numpy(x, w, lam, phi, exponent)
-    x, w, lam_ = _sortable(x), _sortable(w), lam.double().contiguous()
+    solved = kernel(x, w, lam.double(), phi, exponent)
+    assert solved is not None
+    d, block, paired = solved
+    return d.to(lam.dtype), block, paired
+
+
+def kernel(
+    x: Tensor, w: Tensor, lam: Tensor, phi: int, exponent: float
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """What ``solve`` returns, in float64, straight from the core; None if an entry is not finite."""
+    x, w, lam = sortable(x), sortable(w), lam.contiguous()
     d = torch.empty(x.shape, dtype=torch.float64)
     block, paired = (torch.empty(x.shape, dtype=torch.int64) for _ in range(2))
-    _core.solve_permutahedron(
+    finite = _core.solve_permutahedron(
         phi,
         exponent,
         x.shape[1],
@@ -59,15 +69,15 @@ def _cpu(
         w.shape[0],
         w.element_size(),
         w.data_ptr(),
-        lam_.data_ptr(),
+        lam.data_ptr(),
         d.data_ptr(),
         block.data_ptr(),
         paired.data_ptr(),
     )
-    return d.to(lam.dtype), block, paired
+    return (d, block, paired) if finite else None
 
 
-def _sortable(x: Tensor) -> Tensor:
+def sortable(x: Tensor) -> Tensor:
     """In one of the two types that the kernel sorts."""
     return (x if x.dtype in (torch.float32, torch.float64) else x.float()).contiguous()
 

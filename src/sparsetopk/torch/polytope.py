@@ -22,7 +22,7 @@ from .._types import IsotonicSolver, PhiName, SolverOptions
 from ..arguments import check_phi, check_solver
 from ..regularizers import PNorm as NumpyPNorm
 from ..solution import StoppingRule
-from . import dykstra, pav
+from . import dykstra, fused_isotonic, pav
 from .arguments import Number, Rows, check_lam, check_number, compute_dtype, exponent, is_plain
 from .isotonic import Blocks, Solved, relax
 from .scalars import PHIS, Phi, PNorm
@@ -124,6 +124,15 @@ def _floor(dtype: torch.dtype) -> float:
     return 2.0 / torch.finfo(dtype).max
 
 
+def _y(x: Tensor, w: Tensor, lam: Tensor, setting: Setting, dtype: torch.dtype) -> Tensor:
+    """y of rows, by the fused kernels if they can, for a result in the given dtype."""
+    if setting.readable and setting.rule is None and setting.phi.name == "identity":
+        y = fused_isotonic.evaluate(x, w, lam, setting.reg, _floor(dtype), dtype)
+        if y is not None:
+            return y
+    return relax_rows(x, w, lam, setting, _floor(dtype)).y()
+
+
 def _lam(rows: Rows, lam: Number) -> Tensor:
     check_number("lam", lam)
     rows.check_shape("lam", lam)
@@ -183,7 +192,7 @@ def permutahedron(
     w_rows, lam_rows = _weights(rows, w, phi), _lam(rows, lam)
     if x.numel() == 0:
         return x.clone()
-    return rows.restore(relax_rows(rows.data, w_rows, lam_rows, setting, _floor(x.dtype)).y())
+    return rows.restore(_y(rows.data, w_rows, lam_rows, setting, x.dtype))
 
 
 def permutahedron_value(
@@ -242,7 +251,7 @@ def soft_sort(
     if x.numel() == 0:
         return x.clone()
     rho = _rho(rows, descending).expand(rows.data.shape)
-    return rows.restore(relax_rows(rho, rows.data, lam_rows, setting, _floor(x.dtype)).y())
+    return rows.restore(_y(rho, rows.data, lam_rows, setting, x.dtype))
 
 
 def soft_rank(
@@ -269,4 +278,4 @@ def soft_rank(
     if x.numel() == 0:
         return x.clone()
     z = -rows.data if descending else rows.data
-    return rows.restore(relax_rows(z, _rho(rows), lam_rows, setting, _floor(x.dtype)).y())
+    return rows.restore(_y(z, _rho(rows), lam_rows, setting, x.dtype))
