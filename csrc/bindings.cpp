@@ -2,6 +2,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <type_traits>
+
 #include "cpu.hpp"
 #include "isotonic.hpp"
 #include "solve.hpp"
@@ -116,24 +118,52 @@ PyObject* solve_permutahedron(PyObject*, PyObject* args) {
   return PyBool_FromLong(finite);
 }
 
+template <class T>
+sparsetopk::Saved<T> saved(Py_ssize_t order, Py_ssize_t first, Py_ssize_t w_order, Py_ssize_t d) {
+  return {address<std::uint32_t>(order), address<std::uint32_t>(first), address<std::uint32_t>(w_order),
+          address<T>(d)};
+}
+
+PyObject* permutahedron_forward(PyObject*, PyObject* args) {
+  double exponent = 0;
+  int itemsize = 0;
+  Py_ssize_t rows = 0, n = 0, x = 0, w_rows = 0, w_size = 0, w = 0, lam = 0, y = 0;
+  Py_ssize_t order = 0, first = 0, w_order = 0, d = 0;
+  if (!PyArg_ParseTuple(args, "dinnnnnnnnnnnn", &exponent, &itemsize, &rows, &n, &x, &w_rows, &w_size, &w, &lam, &y,
+                        &order, &first, &w_order, &d))
+    return nullptr;
+  if (!check_itemsize(itemsize)) return nullptr;
+  const sparsetopk::FloatRows weights{address<const void>(w), std::size_t(w_size), std::size_t(w_rows),
+                                      std::size_t(n)};
+  PyThreadState* state = PyEval_SaveThread();
+  const auto run = [&](auto* out) {
+    using T = std::decay_t<decltype(*out)>;
+    return sparsetopk::permutahedron_forward<T>(exponent, std::size_t(rows), std::size_t(n), address<const T>(x),
+                                                weights, address<const double>(lam), out,
+                                                saved<T>(order, first, w_order, d));
+  };
+  const bool finite = itemsize == sizeof(float) ? run(address<float>(y)) : run(address<double>(y));
+  PyEval_RestoreThread(state);
+  return PyBool_FromLong(finite);
+}
+
 PyObject* permutahedron_backward(PyObject*, PyObject* args) {
   double exponent = 0, floor = 0;
   int itemsize = 0, single_w = 0;
-  Py_ssize_t rows = 0, n = 0, lam = 0, d = 0, block = 0, paired = 0, dy = 0, dx = 0, dw = 0, dlam = 0;
-  if (!PyArg_ParseTuple(args, "dinnnnnnnnnpnd", &exponent, &itemsize, &rows, &n, &lam, &d, &block, &paired, &dy, &dx,
-                        &dw, &single_w, &dlam, &floor))
+  Py_ssize_t rows = 0, n = 0, order = 0, first = 0, w_order = 0, d = 0, lam = 0, dy = 0, dx = 0, dw = 0, dlam = 0;
+  if (!PyArg_ParseTuple(args, "dinnnnnnnnnnpnd", &exponent, &itemsize, &rows, &n, &order, &first, &w_order, &d, &lam,
+                        &dy, &dx, &dw, &single_w, &dlam, &floor))
     return nullptr;
   if (!check_itemsize(itemsize)) return nullptr;
-  const sparsetopk::Solved solved{std::size_t(rows),          std::size_t(n),
-                                  address<const double>(lam), address<const double>(d),
-                                  address<std::int64_t>(block), address<std::int64_t>(paired)};
   PyThreadState* state = PyEval_SaveThread();
-  const auto run = [&](auto* in, auto* out) {
-    sparsetopk::permutahedron_backward(exponent, solved, in, out, address<double>(dw), single_w != 0,
-                                       address<double>(dlam), floor);
+  const auto run = [&](auto* out) {
+    using T = std::decay_t<decltype(*out)>;
+    sparsetopk::permutahedron_backward<T>(exponent, std::size_t(rows), std::size_t(n),
+                                          saved<T>(order, first, w_order, d), address<const double>(lam),
+                                          address<const T>(dy), out, address<double>(dw), single_w != 0,
+                                          address<double>(dlam), floor);
   };
-  itemsize == sizeof(float) ? run(address<const float>(dy), address<float>(dx))
-                            : run(address<const double>(dy), address<double>(dx));
+  itemsize == sizeof(float) ? run(address<float>(dx)) : run(address<double>(dx));
   PyEval_RestoreThread(state);
   return Py_NewRef(Py_None);
 }
@@ -152,9 +182,13 @@ PyMethodDef methods[] = {
      "solve_permutahedron(phi, exponent, n, rows, x_itemsize, x, w_rows, w_itemsize, w, lam, d, block, paired): d, "
      "block and the index into w of every entry of x, for rows in any order, and whether all entries are finite; all "
      "arrays by address."},
+    {"permutahedron_forward", permutahedron_forward, METH_VARARGS,
+     "permutahedron_forward(exponent, itemsize, rows, n, x, w_rows, w_itemsize, w, lam, y, order, first, w_order, d): y "
+     "of rows in any order and what its derivatives need, in sorted order, and whether all entries are finite; all "
+     "arrays by address, 0 for those that are not wanted."},
     {"permutahedron_backward", permutahedron_backward, METH_VARARGS,
-     "permutahedron_backward(exponent, itemsize, rows, n, lam, d, block, paired, dy, dx, dw, single_w, dlam, floor): "
-     "the cotangents of x, w and lam; all arrays by address, 0 for one that is not wanted."},
+     "permutahedron_backward(exponent, itemsize, rows, n, order, first, w_order, d, lam, dy, dx, dw, single_w, dlam, "
+     "floor): the cotangents of x, w and lam; all arrays by address, 0 for one that is not wanted."},
     {nullptr, nullptr, 0, nullptr},
 };
 

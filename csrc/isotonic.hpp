@@ -28,17 +28,22 @@ struct FloatRows {
 bool solve_permutahedron(PhiName phi, double exponent, const FloatRows& x, const FloatRows& w, const double* lam,
                          double* d, std::int64_t* block, std::int64_t* paired);
 
-// What solve_permutahedron found, for the derivatives.
-struct Solved {
-  std::size_t rows, n;
-  const double *lam, *d;
-  const std::int64_t *block, *paired;
-};
-
-// For phi = identity: the cotangents of x, w and lam, given that of y = S(d). Those of w and lam may be null; that of
-// w starts at 0 and is summed over rows if w is a single one. Slopes are those of a lam of at least ``floor``.
+// For phi = identity: y = S(d) of rows x, in the order of x, for x of the same type. What the derivatives need is
+// kept in sorted order: the order of x, d, the first entry of every block, and (unless null) the order of w.
 template <class T>
-void permutahedron_backward(double exponent, const Solved& solved, const T* dy, T* dx, double* dw, bool single_w,
-                            double* dlam, double floor);
+struct Saved {
+  std::uint32_t *order, *first, *w_order;
+  T* d;
+};
+template <class T>
+bool permutahedron_forward(double exponent, std::size_t rows, std::size_t n, const T* x, const FloatRows& w,
+                           const double* lam, T* y, const Saved<T>& saved);
+
+// The cotangents of x, w and lam, given that of y. Those of w and lam may be null; that of w starts at 0, and is
+// summed over rows if w is a single one. Slopes are those of a lam of at least ``floor``.
+template <class T>
+void permutahedron_backward(double exponent, std::size_t rows, std::size_t n, const Saved<T>& saved,
+                            const double* lam, const T* dy, T* dx, double* dw, bool single_w, double* dlam,
+                            double floor);
 
 }  // namespace sparsetopk

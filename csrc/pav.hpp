@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <vector>
+#include <memory>
 
 #include "kinds.hpp"
 
@@ -29,17 +29,13 @@ struct Row {
   std::size_t n;
 };
 
-// What a row needs to work in; kept from row to row.
+// What rows of length n need to work in. Not initialised: pages that are never written cost nothing.
 struct Workspace {
-  std::vector<std::size_t> first, other;
-  std::vector<double> delta, weight, offset;
-  void reserve(std::size_t n) {
-    first.resize(n);
-    other.resize(n);
-    delta.resize(n);
-    weight.resize(n);
-    offset.resize(n);
-  }
+  explicit Workspace(std::size_t n)
+      : first(new std::size_t[n]), other(new std::size_t[n]), delta(new double[n]), weight(new double[n]),
+        offset(new double[n]) {}
+  std::unique_ptr<std::size_t[]> first, other;
+  std::unique_ptr<double[]> delta, weight, offset;
 };
 
 // An increasing function at one point; ``size`` is that of the terms which ``value`` is the sum of.
@@ -263,7 +259,7 @@ class Merger {
       for (std::size_t j = 0; j < kWidth; ++j) add(s[i + j], j);
     for (std::size_t j = 0; i < n; ++i, ++j) add(s[i], j);
     At at{0, 0, 0};
-    for (std::size_t j = 0; j < kWidth; ++j) {
+    for (std::size_t j = 0; j < std::min(n, kWidth); ++j) {
       at.value += mass[j];
       at.slope += rise[j];
       at.size += size[j];

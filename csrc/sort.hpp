@@ -28,6 +28,16 @@ inline SortKey<T> descending_key(T value) {
   return bits & sign ? bits : ~(bits | sign);
 }
 
+// The value back from its key; -0.0 has become 0.0.
+template <class T>
+inline T value_of(SortKey<T> key) {
+  constexpr SortKey<T> sign = SortKey<T>(1) << (8 * sizeof(T) - 1);
+  if (!(key & sign)) key = ~key & ~sign;
+  T value;
+  std::memcpy(&value, &key, sizeof(T));
+  return value;
+}
+
 // Ordered by key, then by index: no two are equal, so that any sort of them is stable.
 template <class T>
 struct SortRecord {
@@ -72,9 +82,9 @@ void radix_sort(std::size_t n, SortWorkspace<T>& work) {
   }
 }
 
-// order is a permutation with x[order[0]] >= x[order[1]] >= ...; at most 2^32 - 1 entries.
-template <class T, class Index>
-void argsort_descending(const T* x, std::size_t n, Index* order, SortWorkspace<T>& work) {
+// The entries of a row in decreasing order, in work.here; at most 2^32 - 1 of them.
+template <class T>
+void sort_records(const T* x, std::size_t n, SortWorkspace<T>& work) {
   bool sorted = true;
   for (std::size_t i = 0; i < n; ++i) {
     work.here[i] = {descending_key(x[i]), std::uint32_t(i)};
@@ -82,7 +92,6 @@ void argsort_descending(const T* x, std::size_t n, Index* order, SortWorkspace<T
   }
   if (!sorted && n < kShortestRadixRow) std::sort(work.here.get(), work.here.get() + n);
   if (!sorted && n >= kShortestRadixRow) radix_sort(n, work);
-  for (std::size_t i = 0; i < n; ++i) order[i] = Index(work.here[i].index);
 }
 
 }  // namespace sparsetopk

@@ -30,7 +30,7 @@ def solve(
     Stops when a sweep moves no dual variable by more than tol times the largest |y_i| of an entry
     alone, or by no more than rounding does; ``fixed_count`` takes exactly ``max_iter`` sweeps.
     """
-    return torch.ops.sparsetopk.dykstra(x, w, lam, phi, tol, max_iter, fixed_count)  # type: ignore[no-any-return]
+    return torch.ops.sparsetopk.dykstra(x, w, lam, phi, tol, max_iter, fixed_count)
 
 
 def _solve(
@@ -93,7 +93,8 @@ def _meta(
 def _vmap(
     info: Any, in_dims: tuple[Any, ...], x: Tensor, w: Tensor, lam: Tensor, *options: Any
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    solved = solve(*fold(info, in_dims, x, w, lam), *options)
+    x, w, lam = fold(info, in_dims, x, w, lam)
+    solved = solve(x, w, lam, *options)
     return tuple(t.unflatten(0, (info.batch_size, -1)) for t in solved), (0, 0, 0, 0)
 
 

@@ -1,4 +1,4 @@
-"""Norms and entropies around the permutahedron, on tensors: the unregularised f_phi and its conjugate."""
+"""Norms and entropies around the permutahedron, on tensors: f_phi and its conjugate."""
 
 from __future__ import annotations
 

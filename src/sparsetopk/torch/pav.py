@@ -23,7 +23,12 @@ try:
 except ImportError:  # no compiler where the package was installed
     _core = None  # type: ignore[assignment]
 
-PHI_NAMES: tuple[PhiName, ...] = ("identity", "half_square", "abs", "exp")  # as in csrc/isotonic.hpp
+PHI_NAMES: tuple[PhiName, ...] = (
+    "identity",
+    "half_square",
+    "abs",
+    "exp",
+)  # as in csrc/isotonic.hpp
 
 _library = torch.library.Library("sparsetopk", "FRAGMENT")
 _library.define(
@@ -38,7 +43,7 @@ def solve(
     and lam > 0 (m, 1), each in the order of x: (x - u)/lam in the dtype of lam, the ids of the blocks,
     and the index of the entry of w that every entry is paired with.
     """
-    return torch.ops.sparsetopk.pav(x, w, lam, phi, exponent)  # type: ignore[no-any-return]
+    return torch.ops.sparsetopk.pav(x, w, lam, phi, exponent)
 
 
 def _cpu(
@@ -46,20 +51,10 @@ def _cpu(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if _core is None:
         return _in_numpy(x, w, lam, phi, exponent)
-    solved = kernel(x, w, lam.double(), phi, exponent)
-    assert solved is not None
-    d, block, paired = solved
-    return d.to(lam.dtype), block, paired
-
-
-def kernel(
-    x: Tensor, w: Tensor, lam: Tensor, phi: int, exponent: float
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """What ``solve`` returns, in float64, straight from the core; None if an entry is not finite."""
-    x, w, lam = sortable(x), sortable(w), lam.contiguous()
+    x, w, lam_ = sortable(x), sortable(w), lam.double().contiguous()
     d = torch.empty(x.shape, dtype=torch.float64)
     block, paired = (torch.empty(x.shape, dtype=torch.int64) for _ in range(2))
-    finite = _core.solve_permutahedron(
+    _core.solve_permutahedron(
         phi,
         exponent,
         x.shape[1],
@@ -69,12 +64,12 @@ def kernel(
         w.shape[0],
         w.element_size(),
         w.data_ptr(),
-        lam.data_ptr(),
+        lam_.data_ptr(),
         d.data_ptr(),
         block.data_ptr(),
         paired.data_ptr(),
     )
-    return (d, block, paired) if finite else None
+    return d.to(lam.dtype), block, paired
 
 
 def sortable(x: Tensor) -> Tensor:
@@ -110,14 +105,17 @@ def _meta(
     return lam.new_empty(x.shape), block, torch.empty_like(block)
 
 
-def fold(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor) -> list[Tensor]:
-    """Batched tensors of rows as more rows, for a rule of vmap."""
-    batched = [
-        t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-        for t, dim in zip(tensors, in_dims, strict=False)
-    ]
-    m = batched[0].shape[1]
-    return [t.expand(-1, m, -1).reshape(info.batch_size * m, t.shape[-1]) for t in batched]
+def fold(
+    info: Any, in_dims: tuple[Any, ...], x: Tensor, w: Tensor, lam: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Batched rows as more rows, for a rule of vmap."""
+
+    def batched(t: Tensor, dim: int | None) -> Tensor:
+        return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+
+    x, w, lam = batched(x, in_dims[0]), batched(w, in_dims[1]), batched(lam, in_dims[2])
+    w = w.expand(-1, x.shape[1], -1)
+    return x.flatten(0, 1), w.flatten(0, 1), lam.flatten(0, 1)
 
 
 def _vmap(
@@ -129,7 +127,8 @@ def _vmap(
     phi: int,
     exponent: float,
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    solved = solve(*fold(info, in_dims, x, w, lam), phi, exponent)
+    x, w, lam = fold(info, in_dims, x, w, lam)
+    solved = solve(x, w, lam, phi, exponent)
     return tuple(t.unflatten(0, (info.batch_size, -1)) for t in solved), (0, 0, 0)
 
 

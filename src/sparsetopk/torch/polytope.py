@@ -47,9 +47,7 @@ class Setting:
         *numbers: object,
     ) -> Setting:
         reg = PNorm(exponent(p))
-        options = check_solver(
-            solver, ("pav", "dykstra"), options, NumpyPNorm(p), check_phi(phi)
-        )
+        options = check_solver(solver, ("pav", "dykstra"), options, NumpyPNorm(p), check_phi(phi))
         rule = None if solver == "pav" else numpy_dykstra.RULE.given(**options)
         return cls(reg, PHIS[phi], rule, is_plain(*numbers))
 
@@ -145,7 +143,10 @@ def _weights(rows: Rows, w: object, phi: PhiName) -> Tensor:
     if not isinstance(w, Tensor) or w.dtype == torch.bool or w.is_complex():
         got = f"a tensor of dtype {w.dtype}" if isinstance(w, Tensor) else type(w).__name__
         raise TypeError(f"w must be a tensor of real numbers, got {got}")
-    shape, at = tuple(rows.x.shape), rows.dim - rows.x.ndim  # from the right, as broadcasting counts
+    shape, at = (
+        tuple(rows.x.shape),
+        rows.dim - rows.x.ndim,
+    )  # from the right, as broadcasting counts
     fits = w.ndim == 1 and w.shape[0] == rows.n
     if w.ndim > 1:
         pairs = zip(reversed(w.shape), reversed(shape), strict=False)
@@ -221,7 +222,7 @@ def permutahedron_value(
 
 
 def _rho(rows: Rows, descending: bool = True) -> Tensor:
-    """(n, ..., 1), or (1, ..., n), as (1, n); never in the dtype of x: float16 has no integer above 2048."""
+    """(n, ..., 1), or (1, ..., n), as (1, n); not in the dtype of x: float16 has no 2049."""
     dtype, device = compute_dtype(rows.x), rows.x.device
     up = torch.arange(1, rows.n + 1, dtype=dtype, device=device).reshape(1, -1)
     return up.flip(-1) if descending else up
