@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Collection
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,7 +41,10 @@ def is_plain(*values: object) -> bool:
         return False
     if forward_ad._current_level >= 0:
         return False
-    return all(type(v) in _PLAIN and v.is_cpu for v in values if isinstance(v, Tensor))
+    for value in values:  # a loop, as this is part of every call
+        if isinstance(value, Tensor) and not (type(value) in _PLAIN and value.is_cpu):
+            return False
+    return True
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -88,6 +91,8 @@ def check_dim(name: str, x: Tensor, dim: int) -> int:
 
 def check_number(name: str, value: object) -> None:
     """That it is a real number, or a tensor of them."""
+    if type(value) is int or type(value) is float:
+        return
     if isinstance(value, Tensor):
         if value.dtype == torch.bool or value.is_complex():
             raise TypeError(f"{name} must be a real number or a tensor of them, got {_show(value)}")
@@ -134,8 +139,7 @@ def check_torch_solver(
     return check_solver(solver, solvers, options, reg, PHIS[_PHI_NAMES[op]])  # type: ignore[index]
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """A tensor as rows (m, n) in its own dtype, and the way back."""
 
     name: str  # of the argument, for errors

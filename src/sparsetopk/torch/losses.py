@@ -1,8 +1,6 @@
-"""The value f_{phi,R}(x, 1_k) of the relaxed top-k on tensors, and the Fenchel-Young loss it generates."""
+"""The value f_{phi,R}(x, 1_k) of the relaxed top-k on tensors, and its Fenchel-Young loss."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 from torch import Tensor

@@ -63,7 +63,7 @@ def _straight_through(hard: Tensor, relaxed: Tensor) -> Tensor:
 
 def _times(x: Tensor, mask: Tensor) -> Tensor:
     """x * mask, with 0 for padding; the mask has no slope beside an infinite x."""
-    product = torch.where(x.isfinite(), x, 0.0) * mask
+    product = torch.where(x.isfinite(), x, 0.0) * mask + 0.0  # 0 and not -0
     return torch.where((x == torch.inf) & (mask > 0), x * mask.detach(), product)
 
 
