@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cpu.hpp"
+#include "isotonic.hpp"
 #include "problem.hpp"
 
 namespace {
@@ -81,6 +82,115 @@ PyObject* threshold_backward(PyObject*, PyObject* args) {
   return Py_NewRef(Py_None);
 }
 
+bool check_itemsize(int itemsize) {
+  if (itemsize == sizeof(float) || itemsize == sizeof(double)) return true;
+  PyErr_Format(PyExc_ValueError, "itemsize must be 4 or 8, got %d", itemsize);
+  return false;
+}
+
+bool check_phi(int phi) {
+  if (phi >= 0 && phi <= int(sparsetopk::PhiName::exp)) return true;
+  PyErr_Format(PyExc_ValueError, "phi must be in [0, %d], got %d", int(sparsetopk::PhiName::exp), phi);
+  return false;
+}
+
+PyObject* solve_isotonic(PyObject*, PyObject* args) {
+  int phi = 0;
+  double exponent = 0;
+  Py_ssize_t rows = 0, n = 0, s = 0, w = 0, lam = 0, d = 0, block = 0;
+  if (!PyArg_ParseTuple(args, "idnnnnnnn", &phi, &exponent, &rows, &n, &s, &w, &lam, &d, &block)) return nullptr;
+  if (!check_phi(phi)) return nullptr;
+  PyThreadState* state = PyEval_SaveThread();
+  sparsetopk::solve_isotonic(sparsetopk::PhiName(phi), exponent, std::size_t(rows), std::size_t(n),
+                             pointer<const double>(s), pointer<const double>(w), pointer<const double>(lam),
+                             pointer<double>(d), pointer<std::int64_t>(block));
+  PyEval_RestoreThread(state);
+  return Py_NewRef(Py_None);
+}
+
+PyObject* argsort_descending(PyObject*, PyObject* args) {
+  int itemsize = 0;
+  Py_ssize_t rows = 0, n = 0, x = 0, order = 0;
+  if (!PyArg_ParseTuple(args, "innnn", &itemsize, &rows, &n, &x, &order)) return nullptr;
+  if (!check_itemsize(itemsize)) return nullptr;
+  PyThreadState* state = PyEval_SaveThread();
+  const auto sort = [&](const auto* values) {
+    sparsetopk::argsort_descending(std::size_t(rows), std::size_t(n), values, pointer<std::int64_t>(order));
+  };
+  itemsize == sizeof(float) ? sort(pointer<const float>(x)) : sort(pointer<const double>(x));
+  PyEval_RestoreThread(state);
+  return Py_NewRef(Py_None);
+}
+
+PyObject* solve_permutahedron(PyObject*, PyObject* args) {
+  int phi = 0;
+  double exponent = 0;
+  Py_ssize_t n = 0, rows = 0, x_size = 0, x = 0, w_rows = 0, w_size = 0, w = 0, lam = 0, d = 0, block = 0, paired = 0;
+  if (!PyArg_ParseTuple(args, "idnnnnnnnnnnn", &phi, &exponent, &n, &rows, &x_size, &x, &w_rows, &w_size, &w, &lam,
+                        &d, &block, &paired))
+    return nullptr;
+  if (!check_phi(phi)) return nullptr;
+  const auto floats = [&](Py_ssize_t data, Py_ssize_t itemsize, Py_ssize_t rows) {
+    return sparsetopk::FloatRows{pointer<const void>(data), std::size_t(itemsize), std::size_t(rows), std::size_t(n)};
+  };
+  PyThreadState* state = PyEval_SaveThread();
+  const bool finite = sparsetopk::solve_permutahedron(
+      sparsetopk::PhiName(phi), exponent, floats(x, x_size, rows), floats(w, w_size, w_rows),
+      pointer<const double>(lam), pointer<double>(d), pointer<std::int64_t>(block), pointer<std::int64_t>(paired));
+  PyEval_RestoreThread(state);
+  return PyBool_FromLong(finite);
+}
+
+template <class T>
+sparsetopk::Saved<T> saved(Py_ssize_t order, Py_ssize_t first, Py_ssize_t w_order, Py_ssize_t d) {
+  return {pointer<std::uint32_t>(order), pointer<std::uint32_t>(first), pointer<std::uint32_t>(w_order),
+          pointer<T>(d)};
+}
+
+PyObject* permutahedron_forward(PyObject*, PyObject* args) {
+  double exponent = 0;
+  int itemsize = 0;
+  Py_ssize_t rows = 0, n = 0, x = 0, w_rows = 0, w_size = 0, w = 0, lam = 0, y = 0;
+  Py_ssize_t order = 0, first = 0, w_order = 0, d = 0;
+  if (!PyArg_ParseTuple(args, "dinnnnnnnnnnnn", &exponent, &itemsize, &rows, &n, &x, &w_rows, &w_size, &w, &lam, &y,
+                        &order, &first, &w_order, &d))
+    return nullptr;
+  if (!check_itemsize(itemsize)) return nullptr;
+  const sparsetopk::FloatRows weights{pointer<const void>(w), std::size_t(w_size), std::size_t(w_rows),
+                                      std::size_t(n)};
+  PyThreadState* state = PyEval_SaveThread();
+  const auto run = [&](auto* out) {
+    using T = std::decay_t<decltype(*out)>;
+    return sparsetopk::permutahedron_forward<T>(exponent, std::size_t(rows), std::size_t(n), pointer<const T>(x),
+                                                weights, pointer<const double>(lam), out,
+                                                saved<T>(order, first, w_order, d));
+  };
+  const bool finite = itemsize == sizeof(float) ? run(pointer<float>(y)) : run(pointer<double>(y));
+  PyEval_RestoreThread(state);
+  return PyBool_FromLong(finite);
+}
+
+PyObject* permutahedron_backward(PyObject*, PyObject* args) {
+  double exponent = 0, floor = 0;
+  int itemsize = 0, single_w = 0;
+  Py_ssize_t rows = 0, n = 0, order = 0, first = 0, w_order = 0, d = 0, lam = 0, dy = 0, dx = 0, dw = 0, dlam = 0;
+  if (!PyArg_ParseTuple(args, "dinnnnnnnnnnpnd", &exponent, &itemsize, &rows, &n, &order, &first, &w_order, &d, &lam,
+                        &dy, &dx, &dw, &single_w, &dlam, &floor))
+    return nullptr;
+  if (!check_itemsize(itemsize)) return nullptr;
+  PyThreadState* state = PyEval_SaveThread();
+  const auto run = [&](auto* out) {
+    using T = std::decay_t<decltype(*out)>;
+    sparsetopk::permutahedron_backward<T>(exponent, std::size_t(rows), std::size_t(n),
+                                          saved<T>(order, first, w_order, d), pointer<const double>(lam),
+                                          pointer<const T>(dy), out, pointer<double>(dw), single_w != 0,
+                                          pointer<double>(dlam), floor);
+  };
+  itemsize == sizeof(float) ? run(pointer<float>(dx)) : run(pointer<double>(dx));
+  PyEval_RestoreThread(state);
+  return Py_NewRef(Py_None);
+}
+
 PyMethodDef methods[] = {
     {"simd_level", simd_level, METH_NOARGS,
      "The vector instruction set that the kernels use: 'baseline', 'avx2' or 'avx512'."},
@@ -90,6 +200,22 @@ PyMethodDef methods[] = {
     {"threshold_backward", threshold_backward, METH_VARARGS,
      "threshold_backward(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, "
      "g, dx, dk, dlam, threads): writes dx and, unless they are 0, dk and dlam."},
+    {"solve_isotonic", solve_isotonic, METH_VARARGS,
+     "solve_isotonic(phi, exponent, rows, n, s, w, lam, d, block): d and the first entry of every entry's block, "
+     "for s and w in decreasing order; all arrays by address."},
+    {"argsort_descending", argsort_descending, METH_VARARGS,
+     "argsort_descending(itemsize, rows, n, x, order): the stable order of float32 or float64 rows; by address."},
+    {"solve_permutahedron", solve_permutahedron, METH_VARARGS,
+     "solve_permutahedron(phi, exponent, n, rows, x_itemsize, x, w_rows, w_itemsize, w, lam, d, block, paired): d, "
+     "block and the index into w of every entry of x, for rows in any order, and whether all entries are finite; all "
+     "arrays by address."},
+    {"permutahedron_forward", permutahedron_forward, METH_VARARGS,
+     "permutahedron_forward(exponent, itemsize, rows, n, x, w_rows, w_itemsize, w, lam, y, order, first, w_order, d): y "
+     "of rows in any order and what its derivatives need, in sorted order, and whether all entries are finite; all "
+     "arrays by address, 0 for those that are not wanted."},
+    {"permutahedron_backward", permutahedron_backward, METH_VARARGS,
+     "permutahedron_backward(exponent, itemsize, rows, n, order, first, w_order, d, lam, dy, dx, dw, single_w, dlam, "
+     "floor): the cotangents of x, w and lam; all arrays by address, 0 for one that is not wanted."},
     {nullptr, nullptr, 0, nullptr},
 };
 

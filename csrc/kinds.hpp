@@ -13,37 +13,10 @@
 #include <cmath>
 
 #include "positions.hpp"
+#include "power.hpp"
 
 namespace sparsetopk {
 namespace SPARSETOPK_LEVEL {
-
-struct Response {
-  double value, slope;
-};
-
-// t^e for the exponents e = q - 1 = 1/(p - 1) that have a closed form, and (E = 0) for any other.
-template <int E>
-struct Power {
-  double exponent = E;
-  static constexpr bool kVector = true, kCheap = true;
-  Response at(double t) const {
-    if constexpr (E == 1) return {t, 1.0};
-    if constexpr (E == 2) return {t * t, 2 * t};
-    if constexpr (E == 3) return {t * t * t, 3 * t * t};
-  }
-};
-
-template <>
-struct Power<0> {
-  double exponent;
-  static constexpr bool kVector = false, kCheap = false;
-  Response at(double t) const {
-    // For p > 2 the slope is unbounded at 0: arguments nearer to it share one, as in NumPy.
-    const double from = exponent < 1 ? larger(t, 1e-140) : t;
-    const double value = ::pow(t, exponent);
-    return {value, from > 0 ? exponent * (from == t ? value : ::pow(from, exponent)) / from : 0.0};
-  }
-};
 
 // phi(x) = x: y in [0, 1].
 template <class P>

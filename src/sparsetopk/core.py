@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,8 @@ except ImportError:
         RuntimeWarning,
         stacklevel=2,
     )
+
+__all__ = ["THREADS", "Operator", "Solved", "native", "operator", "solve"]
 
 #: How many threads NumPy calls may use; tensors use what torch allows.
 THREADS = int(os.environ.get("SPARSETOPK_THREADS", "1"))
@@ -68,22 +70,19 @@ class Solved(NamedTuple):
         """The cotangents of x (m, n), and of k and lam (m, 1)."""
         dy, dx = np.ascontiguousarray(dy), np.empty_like(self.x)
         dk, dlam = np.empty_like(self.k), np.empty_like(self.lam)
-        native.threshold_backward(
-            *self._arguments(),
-            *(array.ctypes.data for array in (dy, dx, dk, dlam)),
-            THREADS,
-        )
+        native.threshold_backward(*self._arguments(dy, dx, dk, dlam))
         return dx, dk, dlam
 
-    def _arguments(self) -> tuple[float, ...]:
+    def _arguments(self, *arrays: Array) -> tuple[Any, ...]:
         rows, n = self.x.shape
+        addresses = (array.ctypes.data for array in arrays)
         x, k, lam, state = (a.ctypes.data for a in (self.x, self.k, self.lam, self.state))
-        return (*self.operator, _FLOAT64, rows, n, n, x, k, 1, lam, 1, state)
+        return (*self.operator, _FLOAT64, rows, n, n, x, k, 1, lam, 1, state, *addresses, THREADS)
 
 
 def solve(operator: Operator, x: Array, k: Array, lam: Array) -> Solved:
     """The output and the thresholds of rows x (m, n) with k and lam (m, 1), in any state."""
     x, k, lam = (np.ascontiguousarray(array) for array in (x, k, lam))
     solved = Solved(operator, x, k, lam, np.empty_like(x), np.empty((x.shape[0], 2)))
-    native.threshold_forward(*solved._arguments(), solved.y.ctypes.data, THREADS)
+    native.threshold_forward(*solved._arguments(solved.y))
     return solved

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ._types import Array, FloatArray, Ints
 from .arguments import Rows, as_float_array
+from .core import native
 from .rowwise import row_sum
+
+_LONGEST_ROW = 2**32  # the compiled sort counts entries in 32 bits
 
 
 def descending_order(x: Array) -> Ints:
-    """The permutation that sorts the last axis in decreasing order, stable."""
-    return np.argsort(-x, axis=-1, kind="stable")
+    """The permutation that sorts the last axis in decreasing order, stable; NaN comes last."""
+    n = x.shape[-1]
+    if native is None or n >= _LONGEST_ROW:
+        return np.argsort(-x, axis=-1, kind="stable")
+    x, order = np.ascontiguousarray(x, dtype=np.float64), np.empty(x.shape, dtype=np.int64)
+    rows = math.prod(x.shape[:-1])
+    native.argsort_descending(x.itemsize, rows, n, x.ctypes.data, order.ctypes.data)
+    return order
 
 
 def ranks(order: Ints) -> Ints:

@@ -1,4 +1,7 @@
-"""Pool adjacent violators (Best et al., 2000): exact for any p, phi and w, in O(n) merges."""
+"""Pool adjacent violators (Best et al., 2000): exact for any p, phi and w.
+
+The compiled core has it in csrc/pav.hpp; the loop here stands in where that could not be built.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._types import Array, Bools
+from ._types import Array, Bools, Ints
+from .core import native
 from .isotonic import Isotonic, block_ids
 from .roots import increasing_root
 from .rowwise import block_sum, row_max
 from .solution import Solution
+
+_PHI_NUMBERS = {"identity": 0, "half_square": 1, "abs": 2, "exp": 3}  # as in csrc/isotonic.hpp
 
 
 class Block(NamedTuple):
@@ -30,19 +36,40 @@ def solve(problem: Isotonic) -> Solution:
     phi identity, abs or half_square, else by safeguarded Newton to float resolution. The residual is the
     largest violation of that equation over the blocks; the order of v holds by construction.
     """
-    rows, n = problem.s.shape
-    d = np.empty((rows, n))
-    joined = np.zeros((rows, max(n - 1, 0)), dtype=bool)
-    for row in range(rows):
-        blocks = _pool(problem, row)
-        start = np.array([block.start for block in blocks], dtype=np.intp)
-        joined[row] = True
-        joined[row, start[1:] - 1] = False
-        size = [block.size for block in blocks]
-        first = np.repeat(start, size)
-        delta = np.repeat([block.delta for block in blocks], size)
-        d[row] = (problem.s[row] - problem.s[row, first]) / problem.lam[row] + delta
+    d, first = (_loop if native is None else _compiled)(problem)
+    joined = first[:, 1:] == first[:, :-1]
     return problem.solution(d, joined, _residual(problem, d, joined))
+
+
+def _compiled(problem: Isotonic) -> tuple[Array, Ints]:
+    """d, and the first entry of the block of every entry."""
+    s, w, lam = (np.ascontiguousarray(a) for a in (problem.s, problem.w, problem.lam))
+    d, first = np.empty_like(s), np.empty(s.shape, dtype=np.int64)
+    native.solve_isotonic(
+        _PHI_NUMBERS[problem.unconstrained_phi.name],
+        problem.reg.exponent,
+        s.shape[0],
+        s.shape[1],
+        s.ctypes.data,
+        w.ctypes.data,
+        lam.ctypes.data,
+        d.ctypes.data,
+        first.ctypes.data,
+    )
+    return d, first
+
+
+def _loop(problem: Isotonic) -> tuple[Array, Ints]:
+    """The same, block by block in Python."""
+    d = np.empty_like(problem.s)
+    first = np.empty(d.shape, dtype=np.int64)
+    for row in range(len(d)):
+        blocks = _pool(problem, row)
+        size = [block.size for block in blocks]
+        first[row] = np.repeat([block.start for block in blocks], size)
+        delta = np.repeat([block.delta for block in blocks], size)
+        d[row] = (problem.s[row] - problem.s[row, first[row]]) / problem.lam[row] + delta
+    return d, first
 
 
 def _pool(problem: Isotonic, row: int) -> list[Block]:
@@ -92,7 +119,9 @@ def _newton(problem: Isotonic, row: int, block: Block, lo: float, hi: float) -> 
         return value, delta - value / slope
 
     with np.errstate(divide="ignore", invalid="ignore"):
-        return float(increasing_root(equation, np.array([lo]), np.array([hi])).checked()[0])
+        # The root may be any double, 0 among them: enough halvings of the bracket to reach it.
+        root = increasing_root(equation, np.array([lo]), np.array([hi]), max_iter=4 * 1200)
+    return float(root.checked()[0])
 
 
 def _residual(problem: Isotonic, d: Array, joined: Bools) -> Array:

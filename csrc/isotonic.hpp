@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace sparsetopk {
+
+enum class PhiName { identity, half_square, abs, exp };
+
+// ``rows`` isotonic problems of length n, one after the other, each with its own lam > 0; see pav.hpp.
+// ``exponent`` is 1/(p-1). s and w are finite and in decreasing order; w >= 0 unless phi is the identity.
+void solve_isotonic(PhiName phi, double exponent, std::size_t rows, std::size_t n, const double* s, const double* w,
+                    const double* lam, double* d, std::int64_t* block);
+
+// Stable argsort of every row in decreasing order.
+void argsort_descending(std::size_t rows, std::size_t n, const float* x, std::int64_t* order);
+void argsort_descending(std::size_t rows, std::size_t n, const double* x, std::int64_t* order);
+
+// Rows of float32 or float64, by address.
+struct FloatRows {
+  const void* data;
+  std::size_t itemsize, rows, n;
+};
+
+// The same for rows x and w in any order: d, the number of the block (from 0) and the index of the entry of w that
+// an entry is paired with, all in the order of x. w may be a single row. False if an entry is not finite: then
+// nothing is solved.
+bool solve_permutahedron(PhiName phi, double exponent, const FloatRows& x, const FloatRows& w, const double* lam,
+                         double* d, std::int64_t* block, std::int64_t* paired);
+
+// For phi = identity: y = S(d) of rows x, in the order of x, for x of the same type. What the derivatives need is
+// kept in sorted order: the order of x, d, the first entry of every block, and (unless null) the order of w.
+template <class T>
+struct Saved {
+  std::uint32_t *order, *first, *w_order;
+  T* d;
+};
+template <class T>
+bool permutahedron_forward(double exponent, std::size_t rows, std::size_t n, const T* x, const FloatRows& w,
+                           const double* lam, T* y, const Saved<T>& saved);
+
+// The cotangents of x, w and lam, given that of y. Those of w and lam may be null; that of w starts at 0, and is
+// summed over rows if w is a single one. Slopes are those of a lam of at least ``floor``.
+template <class T>
+void permutahedron_backward(double exponent, std::size_t rows, std::size_t n, const Saved<T>& saved,
+                            const double* lam, const T* dy, T* dx, double* dw, bool single_w, double* dlam,
+                            double floor);
+
+}  // namespace sparsetopk

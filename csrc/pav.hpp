@@ -1,0 +1,322 @@
+// The isotonic problem of one row, by pool adjacent violators (Best et al., 2000):
+//
+//   min_{v_1 >= ... >= v_n}  sum_i R*(s_i - v_i) + w_i phi(v_i),   s and w in decreasing order.
+//
+// No framework. The answer is d_i = (s_i - v_i)/lam and, for every entry, the first entry of its block. A
+// block keeps delta = (s_first - g)/lam instead of its threshold g, so that neither a common shift of s
+// nor a tiny lam costs digits. See src/sparsetopk/pav.py for the same in NumPy.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+
+#include "power.hpp"
+
+namespace sparsetopk {
+
+using SPARSETOPK_LEVEL::Power;
+
+namespace pav {
+
+constexpr double kEps = std::numeric_limits<double>::epsilon();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+struct Row {
+  const double* s;
+  const double* w;
+  double lam;
+  std::size_t n;
+};
+
+// What rows of length n need to work in. Not initialised: pages that are never written cost nothing.
+struct Workspace {
+  explicit Workspace(std::size_t n)
+      : first(new std::size_t[n]), other(new std::size_t[n]), delta(new double[n]), weight(new double[n]),
+        offset(new double[n]) {}
+  std::unique_ptr<std::size_t[]> first, other;
+  std::unique_ptr<double[]> delta, weight, offset;
+};
+
+// An increasing function at one point; ``size`` is that of the terms which ``value`` is the sum of.
+struct At {
+  double value, slope, size;
+};
+
+// The root of f in [lo, hi] by Newton's method kept inside the bracket, as increasing_root in NumPy: a step
+// that leaves it, or three that do not halve it, give way to bisection. Done when the value is within a few
+// roundings of its terms, or when the bracket is a few roundings wide.
+template <class F>
+double increasing_root(const F& f, double lo, double hi, double start) {
+  double x = std::min(std::max(start, lo), hi), best = x, residual = kInf, width = hi - lo;
+  for (int iteration = 0; iteration < 4 * 1200; ++iteration) {  // enough halvings to reach any double
+    const At at = f(x);
+    if (at.value != at.value) break;
+    if (at.value <= 0) lo = x;
+    if (at.value >= 0) hi = x;
+    if (std::fabs(at.value) < residual) {
+      best = x;
+      residual = std::fabs(at.value);
+    }
+    const double rounding = kEps * std::fabs(x), middle = lo + (hi - lo) / 2;
+    if (residual <= 4 * kEps * at.size || hi - lo <= 4 * rounding || middle <= lo || middle >= hi) break;
+    double step = at.value / at.slope;
+    if (std::fabs(step) <= rounding) step = std::copysign(2 * rounding, at.value);
+    bool newton = x - step > lo && x - step < hi;
+    if (iteration % 4 == 3) {
+      newton = newton && hi - lo <= width / 2;
+      width = hi - lo;
+    }
+    x = newton ? x - step : middle;
+  }
+  return best;
+}
+
+// |t|^e and its slope for t of either sign; for p > 2 the slope has a bound, as in regularizers.py.
+template <class P>
+double response(const P& power, double t) {
+  return std::copysign(power.response(std::fabs(t)), t);
+}
+template <class P>
+double slope(const P& power, double t) {
+  return power.slope(power.exponent < 1 ? std::max(std::fabs(t), 1e-140) : std::fabs(t));
+}
+
+// prime and second are phi' and phi''; alone is d of an entry that shares its threshold with no other,
+// S(d) = w phi'(s - lam d).
+struct Identity {
+  double prime(double) const { return 1; }
+  double second(double) const { return 0; }
+  template <class P>
+  double alone(double, double w, double, const P& power) const {
+    if (power.exponent == 1) return w;
+    if (power.exponent == 2) return std::copysign(std::sqrt(std::fabs(w)), w);
+    if (power.exponent == 3) return std::cbrt(w);
+    return std::copysign(std::pow(std::fabs(w), 1 / power.exponent), w);
+  }
+};
+
+struct HalfSquare {
+  double prime(double g) const { return g; }
+  double second(double) const { return 1; }
+  // d^e + lam w d = w s
+  template <class P>
+  double alone(double s, double w, double lam, const P& power) const {
+    const double linear = lam * w, target = w * s, e = power.exponent;
+    if (!(target > 0)) return 0;
+    if (e == 1) return target / (1 + linear);
+    if (e == 2) return target / (linear / 2 + std::hypot(linear / 2, std::sqrt(target)));
+    const double most = std::min(std::pow(target, 1 / e), std::numeric_limits<double>::max());
+    const double hi = linear > 0 ? std::min(most, target / linear) : most;
+    const auto equation = [&](double d) {
+      const double y = power.response(d);
+      return At{y + linear * d - target, slope(power, d) + linear, target};
+    };
+    return increasing_root(equation, 0, hi, hi);
+  }
+};
+
+struct Exp {
+  // Beyond the largest float only the sign of a residual matters.
+  double prime(double g) const { return std::exp(std::min(g - 1, 709.7)); }
+  double second(double g) const { return prime(g); }
+  // d^e = w exp(s - lam d - 1), solved for log d: e log d + lam d = log w + s - 1 overflows nowhere.
+  template <class P>
+  double alone(double s, double w, double lam, const P& power) const {
+    if (!(w > 0)) return 0;
+    const double target = std::log(w) + s - 1, e = power.exponent;
+    // Both terms on the left increase, so the sign at d = 1 tells on which side of it the root lies.
+    const bool above = target > lam;
+    const double hi = std::min(target / e, above ? std::log(std::max(target / lam, 1.0)) : 0.0);
+    const auto equation = [&](double log_d) {
+      const double linear = lam * std::exp(log_d);
+      return At{e * log_d + linear - target, e + linear, std::fabs(e * log_d) + std::fabs(target)};
+    };
+    return std::exp(increasing_root(equation, above ? 0 : (target - lam) / e, hi, hi));
+  }
+};
+
+// Closed-form merges, for p = 2: delta of a block from its size, the sum of (s_i - s_first)/lam and that of w.
+inline double pooled(const Identity&, double size, double offset, double weight, double, double) {
+  return (weight - offset) / size;
+}
+inline double pooled(const HalfSquare&, double size, double offset, double weight, double s, double lam) {
+  return (s * weight - offset) / (size + lam * weight);
+}
+
+// d and block from the deltas of the blocks: ``last(first)`` is the last entry of the block that starts there.
+template <class Last, class Delta>
+void write_blocks(const Row& row, double* d, std::int64_t* block, const Last& last, const Delta& delta) {
+  for (std::size_t first = 0, index = 0; first < row.n; ++index) {
+    const std::size_t end = last(first, index) + 1;
+    const double from = row.s[first], at = delta(first, index);
+    for (std::size_t i = first; i < end; ++i) {
+      d[i] = (row.s[i] - from) / row.lam + at;
+      block[i] = std::int64_t(first);
+    }
+    first = end;
+  }
+}
+
+// p = 2: the classic stack of blocks. Every entry is pushed once and merged at most once: O(n).
+template <class Phi>
+void solve_stack(const Row& row, const Phi& phi, Workspace& work, double* d, std::int64_t* block) {
+  const Power<1> power{};
+  std::size_t top = 0;  // blocks on the stack; the current one, beside it, is not yet
+  for (std::size_t i = 0; i < row.n; ++i) {
+    std::size_t first = i;
+    double offset = 0, weight = row.w[i], delta = phi.alone(row.s[i], weight, row.lam, power);
+    for (; top > 0; --top) {
+      const std::size_t left = work.first[top - 1];
+      const double gap = (row.s[left] - row.s[first]) / row.lam;
+      if (work.delta[top - 1] - delta <= gap) break;  // the left threshold is the higher one, as it should
+      offset = work.offset[top - 1] + offset - double(i + 1 - first) * gap;
+      weight += work.weight[top - 1];
+      first = left;
+      delta = pooled(phi, double(i + 1 - first), offset, weight, row.s[first], row.lam);
+    }
+    work.first[top] = first;
+    work.offset[top] = offset;
+    work.weight[top] = weight;
+    work.delta[top] = delta;
+    ++top;
+  }
+  const auto last = [&](std::size_t, std::size_t i) { return (i + 1 < top ? work.first[i + 1] : row.n) - 1; };
+  write_blocks(row, d, block, last, [&](std::size_t, std::size_t i) { return work.delta[i]; });
+}
+
+// Any p and phi. Solved neighbours are merged in pairs of equal length. A block contributes
+//   sum_B S((s_i - g)/lam) - w_i phi'(g),
+// which is 0 at its own threshold and decreases in g, so what two neighbours pool is one scalar root: the last
+// blocks of the left one with thresholds below g, the first ones of the right one with thresholds above. Where
+// nothing pools a merge costs O(1); all of them together cost O(n log n) at most, times the steps of Newton.
+template <class P, class Phi>
+class Merger {
+ public:
+  Merger(const Row& row, const P& power, const Phi& phi, Workspace& work)
+      : row_(row), power_(power), phi_(phi), work_(work), root_(1 / std::sqrt(row.lam)) {}
+
+  void solve(double* d, std::int64_t* block) {
+    for (std::size_t i = 0; i < row_.n; ++i) {
+      work_.other[i] = i;
+      work_.weight[i] = row_.w[i];
+      work_.delta[i] = phi_.alone(row_.s[i], row_.w[i], row_.lam, power_);
+      for (std::size_t width = 1; (i + 1) % (2 * width) == 0; width *= 2)
+        merge(i + 1 - 2 * width, i + 1 - width, i + 1);
+    }
+    // What is left over are solved pieces of decreasing length, one for every bit of n.
+    for (std::size_t width = 1, end = row_.n; width <= row_.n; width *= 2) {
+      if (!(row_.n & width)) continue;
+      if (end < row_.n) merge(end - width, end, row_.n);
+      end -= width;
+    }
+    write_blocks(
+        row_, d, block, [&](std::size_t first, std::size_t) { return work_.other[first]; },
+        [&](std::size_t first, std::size_t) { return work_.delta[first]; });
+  }
+
+ private:
+  struct Span {
+    std::size_t first, end;
+    double weight;
+  };
+
+  // In units of lam; two factors, because 1/lam may overflow.
+  double distance(double from, double to) const { return (from - to) * root_ * root_; }
+
+  // The blocks of [from, to) that a threshold at s_middle - lam x pools, middle being where two pieces meet.
+  Span span(std::size_t from, std::size_t middle, std::size_t to, double x) const {
+    const double pivot = row_.s[middle];
+    const auto threshold = [&](std::size_t b) { return work_.delta[b] - distance(row_.s[b], pivot); };
+    Span span{work_.other[middle - 1], work_.other[middle] + 1, 0};
+    span.weight = work_.weight[span.first] + work_.weight[middle];
+    while (span.first > from) {
+      const std::size_t next = work_.other[span.first - 1];
+      if (!(threshold(next) > x)) break;
+      span.first = next;
+      span.weight += work_.weight[next];
+    }
+    while (span.end < to) {
+      if (!(threshold(span.end) < x)) break;
+      span.weight += work_.weight[span.end];
+      span.end = work_.other[span.end] + 1;
+    }
+    return span;
+  }
+
+  // Sums in lanes: the compiler may not reorder floating-point sums, but it can fill its vectors with these.
+  At add_up(const double* s, std::size_t n, double pivot, double x) const {
+    constexpr std::size_t kWidth = 8;
+    double mass[kWidth] = {}, rise[kWidth] = {}, size[kWidth] = {};
+    const auto add = [&](double value, std::size_t j) {
+      const double t = distance(value, pivot) + x, y = power_.response(std::fabs(t));
+      mass[j] += std::copysign(y, t);
+      size[j] += y;
+      rise[j] += slope(power_, t);
+    };
+    std::size_t i = 0;
+    for (; i + kWidth <= n; i += kWidth)
+      for (std::size_t j = 0; j < kWidth; ++j) add(s[i + j], j);
+    for (std::size_t j = 0; i < n; ++i, ++j) add(s[i], j);
+    At at{0, 0, 0};
+    for (std::size_t j = 0; j < std::min(n, kWidth); ++j) {
+      at.value += mass[j];
+      at.slope += rise[j];
+      at.size += size[j];
+    }
+    return at;
+  }
+
+  // In pieces, so that the rounding of a long sum stays near that of its terms.
+  At sums(const Span& span, double pivot, double x) const {
+    constexpr std::size_t kPiece = 1024;
+    At total{0, 0, 0};
+    for (std::size_t i = span.first; i < span.end; i += kPiece) {
+      const At piece = add_up(row_.s + i, std::min(kPiece, span.end - i), pivot, x);
+      total.value += piece.value;
+      total.slope += piece.slope;
+      total.size += piece.size;
+    }
+    const double g = pivot - row_.lam * x, expected = phi_.prime(g) * span.weight;
+    return {total.value - expected, total.slope + row_.lam * phi_.second(g) * span.weight,
+            total.size + std::fabs(expected)};
+  }
+
+  void merge(std::size_t from, std::size_t middle, std::size_t to) {
+    const std::size_t left = work_.other[middle - 1];
+    const double pivot = row_.s[middle], lo = work_.delta[middle];
+    const double hi = work_.delta[left] - (row_.s[left] - pivot) / row_.lam;
+    if (!(lo < hi)) return;  // the left threshold is the higher one, as it should
+    const double share = double(middle - left) / double(work_.other[middle] + 1 - left);
+    const auto equation = [&](double x) { return sums(span(from, middle, to, x), pivot, x); };
+    const double x = increasing_root(equation, lo, hi, lo + share * (hi - lo));
+    const Span pool = span(from, middle, to, x);
+    work_.other[pool.first] = pool.end - 1;
+    work_.other[pool.end - 1] = pool.first;
+    work_.weight[pool.first] = pool.weight;
+    work_.delta[pool.first] = x + (row_.s[pool.first] - pivot) / row_.lam;
+  }
+
+  const Row& row_;
+  const P power_;
+  const Phi phi_;
+  Workspace& work_;
+  const double root_;
+};
+
+// For phi = |.|: v = max(v, 0); what is moved to 0 stands alone there (Nemeth & Nemeth, 2012).
+inline void truncate(const Row& row, double* d, std::int64_t* block) {
+  bool below = false;
+  for (std::size_t i = 0; i < row.n; ++i) {
+    if (block[i] == std::int64_t(i)) below = row.s[i] - row.lam * d[i] < 0;
+    if (!below) continue;
+    d[i] = row.s[i] / row.lam;
+    block[i] = std::int64_t(i);
+  }
+}
+
+}  // namespace pav
+}  // namespace sparsetopk

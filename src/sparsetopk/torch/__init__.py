@@ -1,0 +1,33 @@
+"""Fast, differentiable and sparse top-k operators on PyTorch tensors."""
+
+from . import nn
+from .losses import topk_loss, topk_value
+from .norms import half_sq_support_norm, owl_norm, support_negentropy
+from .operators import topk, topk_mag, topk_mask, topk_sign
+from .polytope import permutahedron, permutahedron_value, soft_rank, soft_sort
+from .selection import Selection, choose_lam, topk_select
+
+__all__ = [
+    # relaxed top-k
+    "topk_mask",
+    "topk",
+    "topk_mag",
+    "topk_sign",
+    "topk_select",
+    "choose_lam",
+    # values and losses
+    "topk_value",
+    "topk_loss",
+    # sorting, ranking and the permutahedron
+    "soft_sort",
+    "soft_rank",
+    "permutahedron",
+    "permutahedron_value",
+    # norms and entropies
+    "half_sq_support_norm",
+    "owl_norm",
+    "support_negentropy",
+    # modules and results
+    "nn",
+    "Selection",
+]

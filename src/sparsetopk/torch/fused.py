@@ -1,0 +1,135 @@
+"""The top-k family by the compiled kernels: one pass forward, one backward, for plain CPU tensors.
+
+The kernels take addresses. What they solved is saved as two numbers per row; where the backward is
+itself differentiated, it is written again in ordinary operations.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import kernels
+from .arguments import Number, Rows, is_plain
+from .differentiable import from_state
+from .kernels import Operator
+from .vectorized import MAGNITUDE
+
+
+def takes(rows: Rows, k: Number, lam: Number, operator: Operator) -> bool:
+    """Whether there is a kernel for the operator, and the tensors are such that it can be called."""
+    return not torch.compiler.is_compiling() and kernels.has(operator) and is_plain(rows.x, k, lam)
+
+
+def evaluate(rows: Rows, k: Number, lam: Number, operator: Operator) -> Tensor:
+    """The operator, for checked arguments."""
+    if torch.is_grad_enabled() and (rows.x.requires_grad or _requires_grad(k, lam)):
+        return _Fused.apply(rows.x, k, lam, rows.name, rows.dim, operator)  # type: ignore[no-untyped-call]
+    return _forward(rows, k, lam, operator)[0]
+
+
+def _requires_grad(*values: Number) -> bool:
+    return any(isinstance(value, Tensor) and value.requires_grad for value in values)
+
+
+@lru_cache(maxsize=1024)
+def _constant(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def _numbers(rows: Rows, value: Number) -> tuple[Tensor, int]:
+    """float64 numbers that the caller keeps alive, and the stride between those of two rows."""
+    if not isinstance(value, Tensor):
+        return _constant(float(value)), 0
+    value = value.detach()
+    if value.numel() == 1:
+        return value.to(torch.float64), 0
+    return rows.per_row(value).contiguous(), 1
+
+
+def _contiguous(x: Tensor, dim: int) -> Tensor:
+    """The dimension last, and rows behind each other."""
+    return (x if dim == x.ndim - 1 else x.movedim(dim, -1)).contiguous()
+
+
+def _restore(rows: Rows, y: Tensor) -> Tensor:
+    return y if rows.dim == y.ndim - 1 else y.movedim(-1, rows.dim)
+
+
+def _forward(rows: Rows, k: Number, lam: Number, operator: Operator) -> tuple[Tensor, Tensor]:
+    """The output, and the state (m, 2)."""
+    x = _contiguous(rows.x.detach(), rows.dim)
+    y, state = kernels.forward(x, *_numbers(rows, k), *_numbers(rows, lam), operator)
+    return _restore(rows, y), state
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, k: Number, lam: Number, name: str, dim: int, operator: Operator
+    ) -> Tensor:
+        y, state = _forward(Rows(name, x, dim), k, lam, operator)
+        ctx.save_for_backward(x, state, *(v for v in (k, lam) if isinstance(v, Tensor)))
+        ctx.numbers = tuple(None if isinstance(v, Tensor) else v for v in (k, lam))
+        ctx.name, ctx.dim, ctx.operator = name, dim, operator
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, state, *tensors = ctx.saved_tensors
+        k, lam = (tensors.pop(0) if v is None else v for v in ctx.numbers)
+        wanted = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():
+            found = _differentiable_backward(
+                x, k, lam, g, state, ctx.name, ctx.dim, ctx.operator, wanted
+            )
+        else:
+            found = _backward(Rows(ctx.name, x, ctx.dim), k, lam, g, state, ctx.operator, wanted)
+        return (*found, None, None, None)
+
+
+def _backward(
+    rows: Rows,
+    k: Number,
+    lam: Number,
+    g: Tensor,
+    state: Tensor,
+    operator: Operator,
+    wanted: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """The cotangents of x, k and lam."""
+    x, g = _contiguous(rows.x, rows.dim), _contiguous(g, rows.dim)
+    numbers = *_numbers(rows, k), *_numbers(rows, lam)
+    dx, dk, dlam = kernels.backward(x, g, state, *numbers, operator, *wanted[1:])
+    return (_restore(rows, dx) if wanted[0] else None, rows.sum_to(dk, k), rows.sum_to(dlam, lam))
+
+
+def _alias(value: Number) -> Number:
+    return value.view_as(value) if isinstance(value, Tensor) else value
+
+
+def _differentiable_backward(
+    x: Tensor,
+    k: Number,
+    lam: Number,
+    g: Tensor,
+    state: Tensor,
+    name: str,
+    dim: int,
+    operator: Operator,
+    wanted: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """The same with a graph: k or lam may depend on x, so derivatives are taken at aliases."""
+    x, k, lam = x.view_as(x), _alias(k), _alias(lam)
+    rows, op = Rows(name, x, dim), operator.op
+    may_be_hard = isinstance(lam, Tensor) or lam == 0
+    solved = from_state(
+        rows, rows.per_row(k), rows.per_row(lam), state, op, operator.exponent, may_be_hard
+    )
+    y = rows.restore(solved.magnitude(operator.debias) if op == MAGNITUDE else solved.mask())
+    inputs = [v for v, w in zip((x, k, lam), wanted, strict=True) if w and isinstance(v, Tensor)]
+    found = iter(torch.autograd.grad(y, inputs, g, create_graph=True))
+    return tuple(next(found) if w else None for w in wanted)

@@ -1,0 +1,145 @@
+"""The permutahedron with phi = identity by the compiled kernels, for plain CPU tensors.
+
+What the backward pass needs is saved in sorted order, and that pass is one kernel too; where it is
+itself differentiated, the rows are solved again and written in ordinary operations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import native
+from . import pav
+from .isotonic import Solved, relax
+from .scalars import PHIS, PNorm
+
+_IDENTITY = pav.PHI_NAMES.index("identity")
+
+
+def evaluate(
+    x: Tensor, w: Tensor, lam: Tensor, reg: PNorm, floor: float, dtype: torch.dtype
+) -> Tensor | None:
+    """y in the given dtype for rows x (m, n), w (m, n) or (1, n), lam (m, 1) in float64; None where
+    these are not all finite and lam > 0. ``floor`` is the least lam that slopes are taken with."""
+    if native is None or not bool((lam.detach() > 0).all()):
+        return None
+    if not (torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or lam.requires_grad)):
+        return _forward(x, w, lam, reg, dtype, None)
+    saved = _Saved(x, w)
+    y = _forward(x, w, lam, reg, dtype, saved)
+    return None if y is None else _Fused.apply(x, w, lam, y, reg, floor, saved)  # type: ignore[no-untyped-call]
+
+
+class _Saved:
+    """Of the forward pass, in sorted order; d in the type of the sort."""
+
+    def __init__(self, x: Tensor, w: Tensor) -> None:
+        self.order, self.first = (torch.empty(x.shape, dtype=torch.int32) for _ in range(2))
+        self.w_order = torch.empty(w.shape, dtype=torch.int32) if w.requires_grad else None
+        self.d = torch.empty_like(pav.sortable(x.detach()))
+
+    def addresses(self) -> tuple[int, int, int, int]:
+        w_order = 0 if self.w_order is None else self.w_order.data_ptr()
+        return self.order.data_ptr(), self.first.data_ptr(), w_order, self.d.data_ptr()
+
+
+def _forward(
+    x: Tensor, w: Tensor, lam: Tensor, reg: PNorm, dtype: torch.dtype, saved: _Saved | None
+) -> Tensor | None:
+    x, w, lam = pav.sortable(x.detach()), pav.sortable(w.detach()), lam.detach().contiguous()
+    y = torch.empty_like(x)
+    finite = native.permutahedron_forward(
+        reg.exponent,
+        x.element_size(),
+        x.shape[0],
+        x.shape[1],
+        x.data_ptr(),
+        w.shape[0],
+        w.element_size(),
+        w.data_ptr(),
+        lam.data_ptr(),
+        y.data_ptr(),
+        *((0, 0, 0, 0) if saved is None else saved.addresses()),
+    )
+    return y.to(dtype) if finite else None
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        w: Tensor,
+        lam: Tensor,
+        y: Tensor,
+        reg: PNorm,
+        floor: float,
+        saved: _Saved,
+    ) -> Tensor:
+        ctx.save_for_backward(x, w, lam)
+        ctx.reg, ctx.floor, ctx.saved = reg, floor, saved
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, w, lam = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():
+            found = _differentiable_backward(x, w, lam, g, ctx.reg, ctx.floor, wanted)
+        else:
+            found = _backward(x, w, lam, g, ctx.reg, ctx.floor, wanted, ctx.saved)
+        return (*found, None, None, None, None)
+
+
+def _backward(
+    x: Tensor,
+    w: Tensor,
+    lam: Tensor,
+    g: Tensor,
+    reg: PNorm,
+    floor: float,
+    wanted: tuple[bool, ...],
+    saved: _Saved,
+) -> tuple[Tensor | None, ...]:
+    """The cotangents of x, w and lam."""
+    g, lam_ = g.to(saved.d.dtype).contiguous(), lam.contiguous()
+    dx = torch.empty_like(g)
+    dw = torch.zeros(w.shape, dtype=torch.float64) if wanted[1] else None
+    dlam = torch.empty_like(lam_) if wanted[2] else None
+    native.permutahedron_backward(
+        reg.exponent,
+        g.element_size(),
+        g.shape[0],
+        g.shape[1],
+        *saved.addresses(),
+        lam_.data_ptr(),
+        g.data_ptr(),
+        dx.data_ptr(),
+        0 if dw is None else dw.data_ptr(),
+        w.shape[0] == 1,
+        0 if dlam is None else dlam.data_ptr(),
+        floor,
+    )
+    return dx.to(x.dtype), None if dw is None else dw.to(w.dtype), dlam
+
+
+def _differentiable_backward(
+    x: Tensor,
+    w: Tensor,
+    lam: Tensor,
+    g: Tensor,
+    reg: PNorm,
+    floor: float,
+    wanted: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """The same with a graph: w or lam may depend on x, so derivatives are taken at aliases."""
+    x, w, lam = (v.view_as(v) for v in (x, w, lam))
+    solved = Solved(*pav.solve(x.detach(), w.detach(), lam.detach(), _IDENTITY, reg.exponent))
+    paired = w.to(lam.dtype).expand(x.shape).gather(-1, solved.paired)
+    y = relax(x.to(lam.dtype), paired, lam, solved, reg, PHIS["identity"], floor).y().to(g.dtype)
+    inputs = [v for v, want in zip((x, w, lam), wanted, strict=True) if want]
+    found = iter(torch.autograd.grad(y, inputs, g, create_graph=True))
+    return tuple(next(found) if want else None for want in wanted)

@@ -1,0 +1,153 @@
+"""Modules over the functions of this package; they hold no state but what they are given.
+
+``k`` and ``lam`` are numbers, tensors (kept as buffers) or parameters (trained, if they require
+gradients). With ``hard_eval=True`` a module in evaluation mode is the hard operator, lam = 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._types import Completion, Reduction
+from .arguments import Number
+from .losses import topk_loss
+from .operators import topk, topk_mag, topk_mask, topk_sign
+
+
+class _Module(torch.nn.Module):
+    """k, lam and the keyword arguments of a function."""
+
+    k: Number
+    lam: Number
+
+    def __init__(self, k: Number, lam: Number, **options: Any) -> None:
+        super().__init__()
+        self._keep("k", k)
+        self._keep("lam", lam)
+        self.options = options
+
+    def _keep(self, name: str, value: Number) -> None:
+        if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter):
+            self.register_buffer(name, value)
+        else:
+            setattr(self, name, value)
+
+    def extra_repr(self) -> str:
+        shown = {"k": _short(self.k), "lam": _short(self.lam), **self.options}
+        return ", ".join(f"{key}={value}" for key, value in shown.items())
+
+
+def _short(value: Number) -> str:
+    if not isinstance(value, Tensor):
+        return f"{value:g}"
+    return f"{type(value).__name__}{tuple(value.shape)}"
+
+
+class _Operator(_Module):
+    def __init__(self, k: Number, lam: Number, *, hard_eval: bool, **options: Any) -> None:
+        super().__init__(k, lam, **options)
+        self.hard_eval = hard_eval
+
+    @property
+    def current_lam(self) -> Number:
+        """lam, or 0 where the module is hard."""
+        return 0.0 if self.hard_eval and not self.training else self.lam
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (", hard_eval=True" if self.hard_eval else "")
+
+
+class TopKMask(_Operator):
+    """``topk_mask`` as a module.
+
+    >>> TopKMask(2, p=1.5)
+    TopKMask(k=2, lam=0.1, p=1.5, two_sided=False, dim=-1, straight_through=False)
+    """
+
+    def __init__(
+        self,
+        k: Number,
+        lam: Number = 0.1,
+        *,
+        p: float = 2.0,
+        two_sided: bool = False,
+        dim: int = -1,
+        straight_through: bool = False,
+        hard_eval: bool = False,
+    ) -> None:
+        options = {"p": p, "two_sided": two_sided, "dim": dim}
+        super().__init__(k, lam, hard_eval=hard_eval, **options, straight_through=straight_through)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return topk_mask(x, self.k, self.current_lam, **self.options)
+
+
+class TopK(TopKMask):
+    """``topk`` as a module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return topk(x, self.k, self.current_lam, **self.options)
+
+
+class TopKMag(_Operator):
+    """``topk_mag`` as a module."""
+
+    def __init__(
+        self,
+        k: Number,
+        lam: Number = 0.1,
+        *,
+        p: float = 2.0,
+        debias: bool = True,
+        dim: int = -1,
+        straight_through: bool = False,
+        hard_eval: bool = False,
+    ) -> None:
+        options = {"p": p, "debias": debias, "dim": dim}
+        super().__init__(k, lam, hard_eval=hard_eval, **options, straight_through=straight_through)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return topk_mag(x, self.k, self.current_lam, **self.options)
+
+
+class TopKSign(_Operator):
+    """``topk_sign`` as a module."""
+
+    def __init__(
+        self,
+        k: Number,
+        lam: Number = 0.1,
+        *,
+        p: float = 2.0,
+        dim: int = -1,
+        straight_through: bool = False,
+        hard_eval: bool = False,
+    ) -> None:
+        options = {"p": p, "dim": dim}
+        super().__init__(k, lam, hard_eval=hard_eval, **options, straight_through=straight_through)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return topk_sign(x, self.k, self.current_lam, **self.options)
+
+
+class TopKLoss(_Module):
+    """``topk_loss`` as a module."""
+
+    def __init__(
+        self,
+        k: Number,
+        lam: Number = 1.0,
+        *,
+        p: float = 2.0,
+        two_sided: bool = False,
+        completion: Completion | None = None,
+        reduction: Reduction = "mean",
+    ) -> None:
+        options = {"p": p, "two_sided": two_sided, "completion": completion}
+        super().__init__(k, lam, **options, reduction=reduction)
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return topk_loss(logits, targets, self.k, self.lam, **self.options)

@@ -1,0 +1,183 @@
+"""The relaxed top-k operators on tensors.
+
+Common to all of them:
+
+- ``k`` is a real number in [0, n] and ``lam >= 0``; each may be a tensor that broadcasts against x with
+  length 1 along ``dim``, and may require gradients. ``lam = 0`` is the hard operator, where the lowest
+  index wins a tie.
+- ``p > 1``; 2, 3/2 and 4/3 have closed forms. ``solver`` is "threshold" (default), "pav" or "dykstra"
+  (p = 2), with ``solver_options`` as in NumPy.
+- ``straight_through=True`` gives the hard output with the derivative of the relaxed operator.
+- The output has the shape, dtype and device of x. A NaN makes its row NaN; so does a bad k or lam whose
+  value cannot be read at once (traced, or on another device than the CPU).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._types import Solver, SolverOptions
+from . import fused
+from .arguments import Number, Rows, check_k_and_lam, check_torch_solver, exponent
+from .differentiable import relax
+from .kernels import Operator
+from .vectorized import MAGNITUDE, MASK, SIGN, TWO_SIDED
+
+
+def _relaxed(
+    x: Tensor,
+    k: Number,
+    lam: Number,
+    p: float,
+    op: int,
+    dim: int,
+    solver: Solver,
+    options: SolverOptions | None,
+    debias: bool = False,
+) -> Tensor:
+    """An operator of the family, with its arguments checked."""
+    rows = Rows.of("x", x, dim)
+    operator = Operator(op, exponent(p), debias)
+    check_k_and_lam(rows, k, lam)
+    if solver != "threshold" or options is not None:
+        check_torch_solver(solver, options, op, p)
+        if solver != "threshold":
+            return _by_isotonic(solver)
+    if x.numel() == 0:
+        return x.clone()
+    if fused.takes(rows, k, lam, operator):
+        return fused.evaluate(rows, k, lam, operator)
+    solved = relax(rows, k, lam, op, operator.exponent)
+    return rows.restore(solved.magnitude(debias) if op == MAGNITUDE else solved.mask())
+
+
+def _by_isotonic(solver: Solver) -> Tensor:
+    raise NotImplementedError(f"solver {solver!r} is not there yet for tensors")
+
+
+def _straight_through(hard: Tensor, relaxed: Tensor) -> Tensor:
+    """The value of one and the derivative of the other, also beside infinities."""
+    return torch.where(hard.isinf(), hard, hard + (relaxed - relaxed.detach()))
+
+
+def _times(x: Tensor, mask: Tensor) -> Tensor:
+    """x * mask, with 0 for padding; the mask has no slope beside an infinite x."""
+    product = torch.where(x.isfinite(), x, 0.0) * mask + 0.0  # 0 and not -0
+    return torch.where((x == torch.inf) & (mask > 0), x * mask.detach(), product)
+
+
+def topk_mask(
+    x: Tensor,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    dim: int = -1,
+    solver: Solver = "threshold",
+    solver_options: SolverOptions | None = None,
+    straight_through: bool = False,
+) -> Tensor:
+    r"""Relaxed top-k mask: entries in [0, 1] that sum to k, most of them exactly 0 or 1.
+
+    .. math:: \max_{y \in [0,1]^n,\ \sum_i y_i = k} \langle x, y \rangle - R(y), \qquad
+              R(y) = \frac{\lambda}{p} \sum_i |y_i|^p
+
+    With ``two_sided=True``, R has :math:`|y_i|^p + |1 - y_i|^p` instead, and for 1 < p < 2 the mask
+    is differentiable everywhere. -inf marks an entry that is not a candidate; +inf is always
+    selected (more than k of them share k if lam > 0).
+
+    >>> topk_mask(torch.tensor([3.0, 1.0, 0.95, -1.0], dtype=torch.float64), k=2, lam=0.1)
+    tensor([1.0000, 0.7500, 0.2500, 0.0000], dtype=torch.float64)
+    """
+    op = TWO_SIDED if two_sided else MASK
+    y = _relaxed(x, k, lam, p, op, dim, solver, solver_options)
+    if straight_through:
+        y = _straight_through(_relaxed(x, k, 0.0, p, op, dim, "threshold", None), y)
+    return y
+
+
+def topk(
+    x: Tensor,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    dim: int = -1,
+    solver: Solver = "threshold",
+    solver_options: SolverOptions | None = None,
+    straight_through: bool = False,
+) -> Tensor:
+    """Relaxed top-k: ``x * topk_mask(x)``, with 0 at padded (-inf) entries.
+
+    >>> topk(torch.tensor([3.0, 1.0, 0.95, -1.0], dtype=torch.float64), k=2, lam=0.1)
+    tensor([3.0000, 0.7500, 0.2375, 0.0000], dtype=torch.float64)
+    """
+    op = TWO_SIDED if two_sided else MASK
+    y = _times(x, _relaxed(x, k, lam, p, op, dim, solver, solver_options))
+    if straight_through:
+        hard = _times(x, _relaxed(x, k, 0.0, p, op, dim, "threshold", None))
+        y = _straight_through(hard.detach(), y)
+    return y
+
+
+def topk_mag(
+    x: Tensor,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    debias: bool = True,
+    dim: int = -1,
+    solver: Solver = "threshold",
+    solver_options: SolverOptions | None = None,
+    straight_through: bool = False,
+) -> Tensor:
+    r"""Relaxed top-k in magnitude: keeps the k entries with the largest \|x_i\|, with their sign.
+
+    .. math:: y^\star = \arg\max_y \langle x, y \rangle - \frac12 \|y\|_{k}^2 - R(y), \qquad
+              u^\star = x - \nabla R(y^\star)
+
+    with the squared k-support norm, :math:`\phi(x) = x^2/2` in the paper. ``debias=False`` returns
+    :math:`y^\star`, the gradient of a convex function, which shrinks even clearly selected entries
+    (by 1/(1+lam) for p = 2). ``debias=True`` returns :math:`y^\star + x - u^\star`: entries clearly
+    selected are equal to x, and lam -> infinity gives the identity.
+
+    Infinite entries make their row NaN.
+
+    >>> topk_mag(torch.tensor([-3.0, 1.0, 0.95, 0.1], dtype=torch.float64), k=2, lam=0.1)
+    tensor([-3.0000,  0.7857,  0.2357,  0.0000], dtype=torch.float64)
+    """
+    y = _relaxed(x, k, lam, p, MAGNITUDE, dim, solver, solver_options, debias)
+    if straight_through:
+        hard = _relaxed(x, k, 0.0, p, MAGNITUDE, dim, "threshold", None)
+        y = _straight_through(hard.detach(), y)
+    return y
+
+
+def topk_sign(
+    x: Tensor,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    dim: int = -1,
+    solver: Solver = "threshold",
+    solver_options: SolverOptions | None = None,
+    straight_through: bool = False,
+) -> Tensor:
+    r"""Relaxed signed top-k mask: in [-1, 1], the sign of x on the k entries largest in magnitude.
+
+    .. math:: \max_{y \in [-1,1]^n,\ \sum_i |y_i| \le k} \langle x, y \rangle - R(y)
+
+    (:math:`\phi(x) = |x|` in the paper). Infinite entries make their row NaN.
+
+    >>> topk_sign(torch.tensor([-3.0, 1.0, 0.95, 0.1], dtype=torch.float64), k=2, lam=0.1)
+    tensor([-1.0000,  0.7500,  0.2500,  0.0000], dtype=torch.float64)
+    """
+    y = _relaxed(x, k, lam, p, SIGN, dim, solver, solver_options)
+    if straight_through:
+        y = _straight_through(_relaxed(x, k, 0.0, p, SIGN, dim, "threshold", None), y)
+    return y
