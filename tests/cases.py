@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-import sparsetopk
 from sparsetopk import reference
 
 PS = (2.0, 1.5, 4 / 3, 1.2, 3.0)
@@ -40,9 +39,9 @@ class Case:
     def phi(self) -> str:
         return {"topk_mag": "half_square", "topk_sign": "abs"}.get(self.operator, "identity")
 
-    def function(self, suffix: str = ""):
-        """The NumPy function: the operator, or its _jvp, _vjp or _jacobian."""
-        f = getattr(sparsetopk, self.operator + suffix)
+    def function(self, frontend, suffix: str = ""):
+        """The function of a front-end: the operator, or its _jvp, _vjp or _jacobian."""
+        f = getattr(frontend, self.operator + suffix)
         return lambda *args, **kwargs: f(*args, **self.options, **kwargs)
 
     def reference(self, x, k, lam):

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-import sparsetopk as st
-
 
 def gaussian(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape)
@@ -12,7 +10,7 @@ def gaussian(*shape, seed=0):
 
 @pytest.mark.parametrize("magnitude", [False, True])
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_selection_scatters_back_to_the_operator(magnitude, axis):
+def test_selection_scatters_back_to_the_operator(st, magnitude, axis):
     x = gaussian(9, 11, 10)
     selection = st.topk_select(x, 3, 0.5, magnitude=magnitude, axis=axis, capacity=9)
     y = (st.topk_mag if magnitude else st.topk_mask)(x, 3, 0.5, axis=axis)
@@ -24,7 +22,7 @@ def test_selection_scatters_back_to_the_operator(magnitude, axis):
     assert selection.dropped.shape == tuple(np.delete(x.shape, axis))
 
 
-def test_selection_drops_the_smallest():
+def test_selection_drops_the_smallest(st):
     y = st.topk_mask(np.array([1.0, 1.3, 1.2, 1.1]), 2, 1.0)
     selection = st.topk_select(np.array([1.0, 1.3, 1.2, 1.1]), 2, 1.0, capacity=2)
     np.testing.assert_array_equal(selection.indices, [1, 2])
@@ -32,7 +30,7 @@ def test_selection_drops_the_smallest():
     np.testing.assert_allclose(selection.dropped, y[0] + y[3])
 
 
-def test_default_capacity():
+def test_default_capacity(st):
     x = gaussian(2, 100)
     assert st.topk_select(x, 3).values.shape == (2, 11)
     assert st.topk_select(x, 40.5).values.shape == (2, 41 + 11)
@@ -49,7 +47,7 @@ def test_default_capacity():
 
 @pytest.mark.parametrize("options", [{}, {"p": 4 / 3}, {"p": 1.5, "two_sided": True}])
 @pytest.mark.parametrize("fractional", [2, 8, 20])
-def test_choose_lam_leaves_so_many_fractional(options, fractional):
+def test_choose_lam_leaves_so_many_fractional(st, options, fractional):
     x = gaussian(5, 200) * np.array([[1e-6], [1.0], [1.0], [1e3], [1e9]])
     lam = st.choose_lam(x, 17, fractional, **options)
     assert lam.shape == (5, 1)
@@ -60,7 +58,7 @@ def test_choose_lam_leaves_so_many_fractional(options, fractional):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_choose_lam_counts_in_the_dtype_of_x(dtype):
+def test_choose_lam_counts_in_the_dtype_of_x(st, dtype):
     x = gaussian(50, 300).astype(dtype)
     y = st.topk_mask(x, 10, st.choose_lam(x, 10, 8))
     count = ((y > 0) & (y < 1)).sum(axis=-1)
@@ -69,7 +67,7 @@ def test_choose_lam_counts_in_the_dtype_of_x(dtype):
 
 
 @pytest.mark.parametrize("p", [2.0, 4 / 3])
-def test_choose_lam_for_magnitude(p):
+def test_choose_lam_for_magnitude(st, p):
     x = gaussian(4, 200) * np.array([[1e-6], [1.0], [1e3], [1e9]])
     lam = st.choose_lam(x, 17, 8, p=p, magnitude=True)
     y = st.topk_mag(x, 17, lam, p=p)
@@ -77,7 +75,7 @@ def test_choose_lam_for_magnitude(p):
     np.testing.assert_array_equal(moved.sum(axis=-1), 8)
 
 
-def test_choose_lam_does_not_mind_outliers():
+def test_choose_lam_does_not_mind_outliers(st):
     x = gaussian(200)
     expected = st.choose_lam(x[1:], 17, 8)
     for outlier in (-3.4e38, -1.7e308, -np.inf):
@@ -90,26 +88,26 @@ def test_choose_lam_does_not_mind_outliers():
 
 
 @pytest.mark.parametrize("p", [3.0, 5.0])
-def test_choose_lam_for_large_p(p):
+def test_choose_lam_for_large_p(st, p):
     x = gaussian(50)
     y = st.topk_mask(x, 1, st.choose_lam(x, 1, 50, p=p), p=p)
     assert ((y > 0) & (y < 1)).all()
 
 
-def test_choose_lam_is_positive_and_quiet():
+def test_choose_lam_is_positive_and_quiet(st):
     assert (st.choose_lam([5e-324, 0.0, 1e-323], 1, 2) > 0).all()
     assert np.isfinite(st.choose_lam([1.7e308, -1.7e308, 0.0], 1, 2)).all()
     assert np.isfinite(st.choose_lam(gaussian(20), 3, p=30.0, magnitude=True)).all()
     assert st.choose_lam(np.empty((2, 0)), 0).shape == (2, 1)
 
 
-def test_choose_lam_for_signs():
+def test_choose_lam_for_signs(st):
     x = gaussian(3, 200) * np.array([[1e-3], [1.0], [1e3]])
     y = np.abs(st.topk_sign(x, 17, st.choose_lam(np.abs(x), 17, 8)))
     np.testing.assert_array_equal(((y > 0) & (y < 1)).sum(axis=-1), 8)
 
 
-def test_choose_lam_where_no_lam_can():
+def test_choose_lam_where_no_lam_can(st):
     x = np.array([[1.0, 2.0, 4.0], [5.0, 5.0, 5.0], [0.0, np.nan, 1.0]])
     assert np.isfinite(st.choose_lam(x[:2], 3, 2)).all()
     assert np.isfinite(st.choose_lam(x[:2], 0, 2)).all()

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-import sparsetopk as st
-
 STEP = 1e-7
 
 
@@ -18,7 +16,7 @@ def jump(f, a):
     return np.abs(left - right).max()
 
 
-def crossings(x, k, lam, options, index, span=3.0, points=801):
+def crossings(st, x, k, lam, options, index, span=3.0, points=801):
     """Where, as x[index] moves, an entry of the mask reaches 0 or 1 or leaves it: by bisection."""
 
     def state(a):
@@ -37,12 +35,14 @@ def crossings(x, k, lam, options, index, span=3.0, points=801):
     return hi
 
 
-def test_the_one_sided_mask_is_not_differentiable_at_saturation():
+def test_the_one_sided_mask_is_not_differentiable_at_saturation(st):
     """x = (a, 0.3, 0.2, -0.5), k = 2, lam = 1, p = 4/3: at a = 0.45947 dy_1/da falls from 1.67 to 0."""
     x = lambda a: np.array([a, 0.3, 0.2, -0.5])  # noqa: E731
     f = lambda a: st.topk_mask(x(a), 2, 1.0, p=4 / 3)[0]  # noqa: E731
     at = [
-        a for a in crossings(x(0.45), 2, 1.0, {"p": 4 / 3}, 0, 0.1, 201) if abs(a - 0.45947) < 1e-4
+        a
+        for a in crossings(st, x(0.45), 2, 1.0, {"p": 4 / 3}, 0, 0.1, 201)
+        if abs(a - 0.45947) < 1e-4
     ]
     assert len(at) == 1
     left, right = one_sided_derivatives(f, at[0])
@@ -53,7 +53,7 @@ def test_the_one_sided_mask_is_not_differentiable_at_saturation():
     np.testing.assert_allclose([before, after], [1.6705, 0], atol=1e-3)
 
 
-def test_magnitude_is_not_differentiable_at_saturation():
+def test_magnitude_is_not_differentiable_at_saturation(st):
     """x = (a, 1, 0.9, 0.3), k = 2, lam = 0.5, p = 4/3: at a = 1.04531 from 2.739 to 0.813."""
     jacobian = lambda a: st.topk_mag_jacobian(  # noqa: E731
         [a, 1.0, 0.9, 0.3], 2, 0.5, p=4 / 3, debias=False
@@ -63,7 +63,7 @@ def test_magnitude_is_not_differentiable_at_saturation():
 
 
 @pytest.mark.parametrize("p", [2.0, 1.5, 4 / 3])
-def test_debiased_magnitude_is_not_differentiable_where_an_entry_leaves_zero(p):
+def test_debiased_magnitude_is_not_differentiable_where_an_entry_leaves_zero(st, p):
     """The slope of the entry that enters jumps from 0 to (1 + D)(1 - dg/da), at least 1 - dg/da."""
     x = lambda a: np.array([1.5, 1.2, 1.1, a])  # noqa: E731
     lo, hi = 0.2, 1.1
@@ -81,10 +81,10 @@ TWO_SIDED = [{"p": p, "two_sided": True} for p in (1.5, 4 / 3, 1.2)]
 
 @pytest.mark.parametrize("options", TWO_SIDED, ids=lambda o: f"p={o['p']:.3g}")
 @pytest.mark.parametrize("seed", range(6))
-def test_two_sided_masks_are_differentiable_at_every_crossing(options, seed):
+def test_two_sided_masks_are_differentiable_at_every_crossing(st, options, seed):
     rng = np.random.default_rng(seed)
     x, k, lam = rng.normal(size=6), rng.uniform(1, 5), 0.4
-    found = crossings(x, k, lam, options, index=0)
+    found = crossings(st, x, k, lam, options, index=0)
     assert found.size
     move = lambda a: np.concatenate([[a], x[1:]])  # noqa: E731
     # S' vanishes at the ends like t^(1/(p-1) - 1): the difference over a step does so as slowly
@@ -96,16 +96,16 @@ def test_two_sided_masks_are_differentiable_at_every_crossing(options, seed):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_one_sided_masks_are_not(seed):
+def test_one_sided_masks_are_not(st, seed):
     rng = np.random.default_rng(seed)
     x, k, lam, options = rng.normal(size=6), rng.uniform(1.5, 5), 0.9, {"p": 4 / 3}
     move = lambda a: np.concatenate([[a], x[1:]])  # noqa: E731
-    found = crossings(x, k, lam, options, index=0)
+    found = crossings(st, x, k, lam, options, index=0)
     jumps = [jump(lambda a: st.topk_mask(move(a), k, lam, **options), a) for a in found]
     assert max(jumps) > 0.1
 
 
-def test_the_smooth_recipe_for_magnitude_is_differentiable():
+def test_the_smooth_recipe_for_magnitude_is_differentiable(st):
     """x * topk_mask(x^2, two_sided=True): the recipe of the docs."""
     x, options = np.array([0.0, 1.0, -0.95, 0.3, 0.8]), {"p": 1.5, "two_sided": True}
     move = lambda a: np.concatenate([[a], x[1:]])  # noqa: E731
@@ -123,7 +123,7 @@ def test_the_smooth_recipe_for_magnitude_is_differentiable():
 
 @pytest.mark.parametrize("p", [2.0, 1.5, 4 / 3, 1.2])
 @pytest.mark.parametrize("name", ["topk_mask", "topk", "topk_mag", "topk_sign"])
-def test_relaxed_operators_are_continuous(name, p):
+def test_relaxed_operators_are_continuous(st, name, p):
     f = getattr(st, name)
     rng = np.random.default_rng(0)
     for _ in range(20):

@@ -20,7 +20,7 @@ def gaussian(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape)
 
 
-def value_gradient(case: Case):
+def value_gradient(st, case: Case):
     """The value whose gradient in x is the operator of the case."""
     options = {"p": case.p}
     if case.two_sided:
@@ -33,28 +33,28 @@ GRADIENTS = [c for c in CASES if c.operator != "topk" and not c.options.get("deb
 
 @pytest.mark.parametrize("case", GRADIENTS, ids=str)
 @pytest.mark.parametrize("name", INPUTS)
-def test_the_gradient_of_the_value_is_the_operator(case: Case, name):
+def test_the_gradient_of_the_value_is_the_operator(st, case: Case, name):
     x, k, lam = INPUTS[name]
-    value = value_gradient(case)
+    value = value_gradient(st, case)
     numerical = numerical_jacobian(lambda x: np.atleast_1d(value(x, k, lam)), x, 1e-5)[0]
-    y = case.function()(x, k, lam)
+    y = case.function(st)(x, k, lam)
     kink = (x == 0) & (case.phi == "abs")  # |x| is not differentiable in x at ties of 0
     np.testing.assert_allclose(numerical[~kink], y[~kink], rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("case", GRADIENTS, ids=str)
 @pytest.mark.parametrize("name", INPUTS)
-def test_the_value_is_the_maximum(case: Case, name):
+def test_the_value_is_the_maximum(st, case: Case, name):
     """<x, y> - f*(y) - R(y) at the operator's y, and not more anywhere near it."""
     x, k, lam = INPUTS[name]
     w = reference.ones_k(k, x.size)
-    y = case.function()(x, k, lam)
+    y = case.function(st)(x, k, lam)
 
     def objective(y):
         penalty = reference.R(y, lam, case.p, case.two_sided)
         return x @ y - float(st.conjugate(y, w, phi=case.phi)) - penalty
 
-    value = float(value_gradient(case)(x, k, lam))
+    value = float(value_gradient(st, case)(x, k, lam))
     np.testing.assert_allclose(objective(y), value, rtol=1e-9, atol=1e-9)
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -63,7 +63,7 @@ def test_the_value_is_the_maximum(case: Case, name):
         assert objective(other) <= value + 1e-9
 
 
-def test_value_at_lam_zero_and_of_padding():
+def test_value_at_lam_zero_and_of_padding(st):
     x = np.array([3.0, -1.0, 2.0, -np.inf])
     assert st.topk_value(x, 2, 0.0) == 5
     for two_sided in (False, True):
@@ -186,7 +186,7 @@ def test_conjugates_of_what_is_not_finite(phi):
     assert np.isnan(st.conjugate([np.nan, 0.0], [1.0, 0.0], phi=phi))
 
 
-def test_overflow_is_an_honest_infinity():
+def test_overflow_is_an_honest_infinity(st):
     assert st.topk_value([1e200, 0.0], 1, phi="half_square") == np.inf
     assert st.half_sq_support_norm([1e200, 0.0], 1) == np.inf
     selection = st.topk_select(np.array([6e4, 6e4, 1, 2, 3], np.float16), 2, magnitude=True)
@@ -228,7 +228,7 @@ def test_biconjugate_interpretation(phi, k):
 
 
 @given(some.integers(0, 2**31), some.integers(1, 9))
-def test_error_bound_of_section_5(seed, k):
+def test_error_bound_of_section_5(st, seed, k):
     """|topkmag_R(x) - topkmag(x)| <= lam |x|_inf once lam is small enough to pool nothing (p = 2)."""
     x = gaussian(10, seed=seed)
     size = -np.sort(-np.abs(x))
@@ -246,7 +246,7 @@ def test_error_bound_of_section_5(seed, k):
 
 @pytest.mark.parametrize("completion", [None, "spread", "best"])
 @pytest.mark.parametrize("options", [{"p": 2.0}, {"p": 4 / 3}, {"p": 1.5, "two_sided": True}])
-def test_loss_gradient(completion, options):
+def test_loss_gradient(st, completion, options):
     logits, targets = gaussian(4, 6), np.array([0, 5, 2, 2])
     options = options | {"completion": completion}
     for reduction in ("mean", "sum"):
@@ -264,7 +264,7 @@ def test_loss_gradient(completion, options):
     )
 
 
-def test_loss_is_value_minus_inner_product_with_gradient_y_minus_t():
+def test_loss_is_value_minus_inner_product_with_gradient_y_minus_t(st):
     logits, targets = gaussian(4, 6), np.array([0, 5, 2, 2])
     one_hot = np.eye(6)[targets]
     loss = st.topk_loss(logits, targets, 3, 0.8, reduction="none")
@@ -280,7 +280,7 @@ def test_loss_is_value_minus_inner_product_with_gradient_y_minus_t():
 
 @pytest.mark.parametrize("completion", ["spread", "best"])
 @pytest.mark.parametrize("two_sided", [False, True])
-def test_completed_losses_are_nonnegative_and_shift_invariant(completion, two_sided):
+def test_completed_losses_are_nonnegative_and_shift_invariant(st, completion, two_sided):
     rng = np.random.default_rng(1)
     options = {"completion": completion, "reduction": "none", "two_sided": two_sided, "p": 1.5}
     logits, targets = rng.normal(size=(50, 6)), rng.integers(0, 6, size=50)
@@ -294,7 +294,7 @@ def test_completed_losses_are_nonnegative_and_shift_invariant(completion, two_si
     assert (st.topk_loss(logits, labels, 3, 0.8, **options) >= -1e-12).all()
 
 
-def test_best_is_zero_exactly_when_the_labels_are_selected():
+def test_best_is_zero_exactly_when_the_labels_are_selected(st):
     rng = np.random.default_rng(2)
     logits, targets = 2 * rng.normal(size=(200, 6)), rng.integers(0, 6, size=200)
     loss = st.topk_loss(logits, targets, 3, 0.5, completion="best", reduction="none")
@@ -304,7 +304,7 @@ def test_best_is_zero_exactly_when_the_labels_are_selected():
     assert (loss[share < 1] > 0).all()
 
 
-def test_spread_is_the_fenchel_young_loss_of_the_filled_target():
+def test_spread_is_the_fenchel_young_loss_of_the_filled_target(st):
     logits, t = gaussian(6), np.array([1.0, 0, 0, 1, 0, 0])
     filled = np.array([1.0, 0.25, 0.25, 1, 0.25, 0.25])
     loss = st.topk_loss(logits, t, 3, 0.8, completion="spread")
@@ -315,14 +315,14 @@ def test_spread_is_the_fenchel_young_loss_of_the_filled_target():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_soft_targets_may_sum_to_k_up_to_rounding(dtype):
+def test_soft_targets_may_sum_to_k_up_to_rounding(st, dtype):
     logits = gaussian(50, 7).astype(dtype)
     t = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
     assert (t.astype(float).sum(axis=-1) > 1).any()
     assert (st.topk_loss(logits, t, 1, completion="spread", reduction="none") > -1e-6).all()
 
 
-def test_losses_with_padding_and_empty_batches():
+def test_losses_with_padding_and_empty_batches(st):
     logits = np.array([[1.0, -np.inf, 0.3, 0.2], [0.5, 0.1, -np.inf, 0.9]])
     kept = np.array([[1.0, 0.3, 0.2], [0.5, 0.1, 0.9]])
     for completion in (None, "spread", "best"):

@@ -34,7 +34,9 @@ def _relaxed(
     dim: int,
     solver: Solver,
     options: SolverOptions | None,
+    *,
     debias: bool = False,
+    times_x: bool = False,
 ) -> Tensor:
     """An operator of the family, with its arguments checked."""
     rows = Rows.of("x", x, dim)
@@ -47,8 +49,11 @@ def _relaxed(
     if x.numel() == 0:
         return x.clone()
     if fused.takes(rows, k, lam, operator):
-        return fused.evaluate(rows, k, lam, operator)
+        y = fused.evaluate(rows, k, lam, operator)
+        return _times(x, y) if times_x else y
     solved = relax(rows, k, lam, op, operator.exponent)
+    if times_x:
+        return rows.restore(_times(solved.x, solved.mask()))
     return rows.restore(solved.magnitude(debias) if op == MAGNITUDE else solved.mask())
 
 
@@ -116,9 +121,9 @@ def topk(
     tensor([3.0000, 0.7500, 0.2375, 0.0000], dtype=torch.float64)
     """
     op = TWO_SIDED if two_sided else MASK
-    y = _times(x, _relaxed(x, k, lam, p, op, dim, solver, solver_options))
+    y = _relaxed(x, k, lam, p, op, dim, solver, solver_options, times_x=True)
     if straight_through:
-        hard = _times(x, _relaxed(x, k, 0.0, p, op, dim, "threshold", None))
+        hard = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, times_x=True)
         y = _straight_through(hard.detach(), y)
     return y
 
@@ -150,7 +155,7 @@ def topk_mag(
     >>> topk_mag(torch.tensor([-3.0, 1.0, 0.95, 0.1], dtype=torch.float64), k=2, lam=0.1)
     tensor([-3.0000,  0.7857,  0.2357,  0.0000], dtype=torch.float64)
     """
-    y = _relaxed(x, k, lam, p, MAGNITUDE, dim, solver, solver_options, debias)
+    y = _relaxed(x, k, lam, p, MAGNITUDE, dim, solver, solver_options, debias=debias)
     if straight_through:
         hard = _relaxed(x, k, 0.0, p, MAGNITUDE, dim, "threshold", None)
         y = _straight_through(hard.detach(), y)

@@ -1,0 +1,136 @@
+"""The front-ends behind one face: the names and conventions of the NumPy one, arrays in and out.
+
+Tests that take the fixture ``st`` run over both. The torch adaptor gets ``_jvp`` from forward mode,
+``_vjp`` from autograd and ``_jacobian`` from ``torch.func``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparsetopk
+
+
+class NumpyFrontend:
+    """The package itself."""
+
+    name = "numpy"
+    solvers = ("threshold", "pav", "dykstra", "bca")
+    # how far the output may be from the rounded float64 result, in roundings of the dtype of x
+    roundings = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sparsetopk, name)
+
+
+class TorchFrontend:
+    """``sparsetopk.torch``, which says dim and takes tensors."""
+
+    name = "torch"
+    solvers = ("threshold",)
+    roundings = 16  # the compiled kernels round t = (x - tau)/lam, here 10 times x, to float32
+
+    # NumPy alone has the hard operators and the conjugate.
+    _NUMPY_ONLY = ("argsort", "sort", "rank", "conjugate")
+
+    def __init__(self) -> None:
+        self.torch = pytest.importorskip("torch")
+        self.module = pytest.importorskip("sparsetopk.torch")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._NUMPY_ONLY:
+            return getattr(sparsetopk, name)
+        for suffix in ("_jvp", "_vjp", "_jacobian"):
+            if name.endswith(suffix):
+                operator = getattr(self.module, name.removesuffix(suffix))
+                if name == "topk_loss_vjp":
+                    return self._loss_vjp
+                rule = getattr(self, suffix)
+                return lambda *args, **options: rule(operator, *args, **options)
+        operator = getattr(self.module, name)
+        return lambda *args, **options: self._call(operator, *args, **options)
+
+    def _tensor(self, value: Any) -> Any:
+        return self.torch.from_numpy(np.array(value))
+
+    def _number(self, value: Any) -> Any:
+        """Python numbers stay what they are."""
+        return value if isinstance(value, (int, float)) else self._tensor(value)
+
+    def _real(self, value: Any) -> Any:
+        return self._tensor(np.asarray(value, dtype=np.float64))
+
+    def _call(self, operator: Any, x: Any, *args: Any, **options: Any) -> Any:
+        args = tuple(self._number(value) for value in args)
+        options = {name: self._number_option(name, v) for name, v in options.items()}
+        result = operator(self._tensor(x), *args, **_with_dim(options))
+        if isinstance(result, tuple):
+            return type(result)(*(part.numpy() for part in result))
+        return result.numpy()
+
+    def _number_option(self, name: str, value: Any) -> Any:
+        return self._number(value) if name in ("k", "lam") else value
+
+    def _jvp(
+        self,
+        operator: Any,
+        x: Any,
+        k: Any,
+        lam: Any = 0.1,
+        *,
+        dx: Any = None,
+        dk: Any = None,
+        dlam: Any = None,
+        **options: Any,
+    ) -> np.ndarray:
+        at = (self._tensor(x), self._real(k), self._real(lam))
+        tangents = tuple(
+            self.torch.zeros_like(v)
+            if d is None
+            else self._tensor(np.broadcast_to(np.asarray(d, v.numpy().dtype), v.shape))
+            for v, d in zip(at, (dx, dk, dlam), strict=True)
+        )
+        options = _with_dim(options)
+        return self.torch.func.jvp(lambda *a: operator(*a, **options), at, tangents)[1].numpy()
+
+    def _vjp(
+        self, operator: Any, x: Any, k: Any, lam: Any = 0.1, *, dy: Any, **options: Any
+    ) -> sparsetopk.TopKCotangents:
+        at = [v.requires_grad_() for v in (self._tensor(x), self._real(k), self._real(lam))]
+        y = operator(*at, **_with_dim(options))
+        dy = self._tensor(np.asarray(dy)).to(y.dtype)
+        found = self.torch.autograd.grad(y, at, dy, materialize_grads=True)
+        return sparsetopk.TopKCotangents(*(part.numpy() for part in found))
+
+    def _jacobian(
+        self, operator: Any, x: Any, k: Any, lam: Any = 0.1, *, axis: int = -1, **options: Any
+    ) -> np.ndarray:
+        x = np.asarray(x)
+        per_row = (*x.shape[:axis], 1, *x.shape[axis:][1:])
+        k, lam = (np.broadcast_to(np.asarray(v, float), per_row).reshape(-1, 1) for v in (k, lam))
+        rows = np.moveaxis(x, axis, -1)
+        at = [self._tensor(v) for v in (rows.reshape(-1, x.shape[axis]), k, lam)]
+        one = self.torch.func.jacrev(lambda *a: operator(*a, **options))
+        return self.torch.vmap(one)(*at).numpy().reshape(*rows.shape, rows.shape[-1])
+
+    def _loss_vjp(self, logits: Any, *args: Any, dy: Any = 1.0, **options: Any) -> np.ndarray:
+        x = self._tensor(logits).requires_grad_()
+        loss = self.module.topk_loss(x, *(self._number(v) for v in args), **options)
+        dy = self._tensor(np.broadcast_to(np.asarray(dy, loss.detach().numpy().dtype), loss.shape))
+        return self.torch.autograd.grad(loss, x, dy)[0].numpy()
+
+
+def _with_dim(options: dict[str, Any]) -> dict[str, Any]:
+    return {"dim" if name == "axis" else name: value for name, value in options.items()}
+
+
+def needs_solver(st: Any, solver: str) -> None:
+    """Skip what a front-end does not have."""
+    if solver not in st.solvers:
+        pytest.skip(f"the {st.name} front-end has no solver {solver!r}")
+
+
+FRONTENDS = {"numpy": NumpyFrontend, "torch": TorchFrontend}
