@@ -158,7 +158,10 @@ struct Open {
         bad += kAbsolute ? !(keys[j] <= limit) : keys[j] != keys[j];
       }
       const std::size_t count = positions_between(keys, length, from, to, positions);
-      for (std::size_t j = 0; j < count; ++j) entries[kept + j] = source[i + positions[j]];
+      if (count == length)
+        std::memmove(entries + kept, source + i, length * sizeof(X));
+      else
+        for (std::size_t j = 0; j < count; ++j) entries[kept + j] = source[i + positions[j]];
       kept += count, whole += over, invalid |= bad != 0;
     });
     size = kept;
@@ -208,6 +211,14 @@ Window<T> window(const Bracket<T>& bracket, double lam, const Kind& kind) {
   return {step_down(T(larger(from - slack * ::fabs(from), -limit))), step_up(T(smaller(to + slack * ::fabs(to), limit)))};
 }
 
+template <class T>
+inline T least(T (&lanes)[kLanes]) {
+  static_assert(kLanes == 16, "");
+  for (std::size_t i = 0; i < 8; ++i) lanes[i] = smaller(lanes[i], lanes[i + 8]);
+  for (std::size_t i = 0; i < 4; ++i) lanes[i] = smaller(lanes[i], lanes[i + 4]);
+  return smaller(smaller(lanes[0], lanes[1]), smaller(lanes[2], lanes[3]));
+}
+
 // Of at most kFew keys inside the bracket, the two that it is about: x_[r] is the smallest key that has
 // fewer than r greater ones.
 template <bool kAbsolute, class X>
@@ -240,23 +251,19 @@ SPARSETOPK_LOOP void settle(Bracket<Wide<X>>& bracket, const Open<X>& open) {
       lower[i] = smaller(lower[i], value);
     }
   }
-  for (std::size_t half = kLanes / 2; half > 0; half /= 2)
-    for (std::size_t i = 0; i < half; ++i) {
-      upper[i] = smaller(upper[i], upper[i + half]);
-      lower[i] = smaller(lower[i], lower[i + half]);
-    }
-  bracket.hi = upper[0], bracket.lo = lower[0], bracket.exact = true;
+  bracket.hi = least(upper), bracket.lo = least(lower), bracket.exact = true;
 }
 
 // A key inside the bracket, about where the boundary is: that of a few spread over the copy.
 template <bool kAbsolute, class X>
 SPARSETOPK_LOOP Wide<X> probe(const Bracket<Wide<X>>& bracket, const Open<X>& open) {
   using T = Wide<X>;
-  constexpr std::size_t kProbes = 63;
-  T sample[kProbes + 1];
-  std::size_t taken = 0, stride = larger(open.size / kProbes, std::size_t(1));
+  constexpr std::size_t kMost = 63;
+  const std::size_t probes = open.size < 1024 ? 15 : kMost;
+  T sample[kMost + 1];
+  std::size_t taken = 0, stride = larger(open.size / probes, std::size_t(1));
   for (; taken == 0; stride = 1)  // there is one inside: sooner or later it is looked at
-    for (std::size_t i = 0; i < open.size && taken <= kProbes; i += stride) {
+    for (std::size_t i = 0; i < open.size && taken <= probes; i += stride) {
       const T value = key<kAbsolute>(open.entries[i]);
       if (value >= bracket.lo && value <= bracket.hi) sample[taken++] = value;
     }

@@ -5,6 +5,7 @@
 //   top(v)         the t at which it is selected whole: response(top) = prime(v)
 //   at(t)          S(t) and S'(t) for zero < t < top
 //   prime, second  phi'(v) and phi''(v)
+//   inverse(y)     t with S(t) = y, for masks
 //   alone(a, lam)  the t of an entry that is selected whole and shares its threshold with no other
 //   kAbsolute      keys are |x|;  kFloor  the threshold is never below 0;  kMagnitude  phi is x^2/2
 //   kVector        S is plain arithmetic that vectorises;  kCheap  and costs a few multiplications at most
@@ -26,6 +27,7 @@ struct Mask : P {
   double top(double) const { return 1; }
   double prime(double) const { return 1; }
   double second() const { return 0; }
+  double inverse(double y) const { return P::exponent == 1 ? y : ::pow(y, 1 / P::exponent); }
   double alone(double, double) const { return 1; }
 };
 
@@ -71,6 +73,7 @@ struct TwoSided {
   double top(double) const { return 1; }
   double prime(double) const { return 1; }
   double second() const { return 0; }
+  double inverse(double y) const { return E == 1 ? 2 * y - 1 : ::pow(y, 1.0 / E) - ::pow(1 - y, 1.0 / E); }
   double alone(double, double) const { return 1; }
   Response at(double t) const {
     if constexpr (E == 1) return {(1 + t) / 2, 0.5};
@@ -81,8 +84,9 @@ struct TwoSided {
  private:
   static Response lower_half(double t) {
     if constexpr (E == 2) {
-      const double root = ::sqrt(2 - t * t), rest = (1 - t) * (1 + t);
-      return {0.5 * rest * rest / (1 - t * root), rest / root};
+      const double root = ::sqrt(2 - t * t), rest = (1 - t) * (1 + t), other = 1 - t * root;
+      const double scale = rest / (root * other);  // one division for both
+      return {0.5 * rest * root * scale, other * scale};
     }
     // m = y^(1/3) + (1-y)^(1/3) solves m^3 + 3 t^2 m = 4.
     const double u = ::cbrt(2 + ::sqrt(4 + t * t * t * t * t * t)), m = u - t * t / u;

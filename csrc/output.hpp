@@ -12,11 +12,6 @@ inline X with_sign(double y, X x) {
   return narrow<X>(Wide<X>(Kind::kAbsolute ? __builtin_copysign(y, double(widen(x))) + 0.0 : y));
 }
 
-inline double clip(double t, double low, double high) {
-  const double least = t > low ? t : low;
-  return least < high ? least : high;
-}
-
 // A solved row that has a threshold, as a function of the key.
 template <class Kind>
 struct Curve {
@@ -60,6 +55,18 @@ struct Curve {
   }
 };
 
+// Replaces keys by outputs.
+template <class Kind>
+SPARSETOPK_LOOP void outputs(const Curve<Kind>& row, double* some, std::size_t count) {
+  const Curve<Kind> curve = row;
+  for (std::size_t j = 0; j < count; ++j) {
+    if constexpr (Kind::kVector && !Kind::kMagnitude)
+      some[j] = curve.kind.at(clip(curve.distance(some[j]), Kind::zero, curve.top)).value;
+    else
+      some[j] = curve.output(some[j]);
+  }
+}
+
 // The same with bounds for keys: below ``from`` they are left out, above ``to`` selected whole; between,
 // t decides.
 template <class X, class Kind>
@@ -79,24 +86,40 @@ struct Solved : Curve<Kind> {
   }
 };
 
+// y for kLanes entries: every entry by the same formula.
 template <class X, class Kind>
-void write(const Solved<X, Kind>& row, const X* x, std::size_t n, X* y) {
+inline void write_lanes(const Curve<Kind>& row, double debias_lam, double shrink, const X* x, X* y) {
+  for (std::size_t j = 0; j < kLanes; ++j)
+    y[j] = with_sign<Kind>(row.cheap_output(double(key<Kind::kAbsolute>(x[j])), debias_lam, shrink), x[j]);
+}
+
+template <class X, class Kind>
+void write(const Solved<X, Kind>& row, const X* __restrict x, std::size_t n, X* __restrict y) {
   using T = Wide<X>;
   if constexpr (Kind::kCheap) {
-    const Solved<X, Kind> solved = row;  // in registers: y might be anything
-    const double debias_lam = solved.debias ? solved.lam : 0, shrink = solved.debias ? 1 : 1 / (1 + solved.lam);
-    for (std::size_t j = 0; j < n; ++j)
-      y[j] = with_sign<Kind>(solved.cheap_output(double(key<Kind::kAbsolute>(x[j])), debias_lam, shrink), x[j]);
+    const Curve<Kind> curve = row;  // in registers: y might be anything
+    const double debias_lam = curve.debias ? curve.lam : 0, shrink = curve.debias ? 1 : 1 / (1 + curve.lam);
+    std::size_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) write_lanes(curve, debias_lam, shrink, x + i, y + i);
+    if (i == n) return;
+    if (n >= kLanes) return write_lanes(curve, debias_lam, shrink, x + n - kLanes, y + n - kLanes);
+    X some[kLanes] = {}, out[kLanes];
+    std::memcpy(some, x, n * sizeof(X));
+    write_lanes(curve, debias_lam, shrink, some, out);
+    std::memcpy(y, out, n * sizeof(X));
   } else {
     for_tiles<Kind::kAbsolute>(x, n, [&](const T* keys, std::size_t i, std::size_t length) {
       std::uint32_t positions[kTile + 16];
+      double some[kTile];
       const std::size_t count = positions_between(keys, length, row.from, row.to, positions);
       const T to = row.to;
       for (std::size_t j = 0; j < length; ++j)
         y[i + j] = with_sign<Kind>(double(keys[j] > to ? (Kind::kMagnitude ? keys[j] : T(1)) : T(0)), x[i + j]);
+      for (std::size_t j = 0; j < count; ++j) some[j] = double(keys[positions[j]]);
+      outputs<Kind>(row, some, count);
       for (std::size_t j = 0; j < count; ++j) {
         const std::size_t at = positions[j];
-        y[i + at] = with_sign<Kind>(row.output(double(keys[at])), x[i + at]);
+        y[i + at] = with_sign<Kind>(some[j], x[i + at]);
       }
     });
   }
@@ -213,22 +236,27 @@ Lone lone(const Curve<Kind>& row, double a) {
 }
 
 template <class X, class Kind>
+void add_tile(const Solved<X, Kind>& row, const Wide<X>* keys, std::size_t length, const Candidates& some,
+              BlockSums& sums) {
+  if (some.count > 0) add_block(row, some, sums);
+  if constexpr (Kind::kMagnitude) {
+    std::uint32_t over = 0;
+    for (std::size_t j = 0; j < length; ++j) over += keys[j] > row.to;
+    sums.whole += over;
+    if (row.debias) return;
+    for (std::size_t j = 0; j < some.count; ++j)
+      if (some.t[j] >= row.top)
+        sums.whole_in_lam += some.g[j] * lone(row, double(keys[some.positions[j]])).in_lam;
+  }
+}
+
+template <class X, class Kind>
 BlockSums sum_part(const Solved<X, Kind>& row, const X* x, const X* g, std::size_t n) {
-  using T = Wide<X>;
   BlockSums sums;
   Candidates some;
-  for_tiles<Kind::kAbsolute>(x, n, [&](const T* keys, std::size_t i, std::size_t length) {
+  for_tiles<Kind::kAbsolute>(x, n, [&](const Wide<X>* keys, std::size_t i, std::size_t length) {
     some.gather(row, x + i, keys, g + i, length);
-    if (some.count > 0) add_block(row, some, sums);
-    if constexpr (Kind::kMagnitude) {
-      std::uint32_t over = 0;
-      for (std::size_t j = 0; j < length; ++j) over += keys[j] > row.to;
-      sums.whole += over;
-      if (!row.debias)
-        for (std::size_t j = 0; j < some.count; ++j)
-          if (some.t[j] >= row.top && keys[some.positions[j]] > 0)
-            sums.whole_in_lam += some.g[j] * lone(row, double(keys[some.positions[j]])).in_lam;
-    }
+    add_tile(row, keys, length, some, sums);
   });
   return sums;
 }
@@ -293,26 +321,35 @@ SPARSETOPK_LOOP void to_cotangents(const Curve<Kind>& row, const Block& block_, 
 }
 
 template <class X, class Kind>
+inline X cotangent(double value, X x) {
+  return finite<X>(Kind::kAbsolute && double(widen(x)) < 0 ? 0.0 - value : value);
+}
+
+// dx over a tile, from the cotangents of the candidates; others have 0, or g if they are selected whole.
+template <class X, class Kind>
+void scatter(const Solved<X, Kind>& row, const X* x, const Wide<X>* keys, const X* g, std::size_t length,
+             const Candidates& some, X* dx) {
+  if (some.count == length) {
+    for (std::size_t j = 0; j < length; ++j) dx[j] = cotangent<X, Kind>(some.g[j], x[j]);
+    return;
+  }
+  if constexpr (Kind::kMagnitude) {
+    const auto to = row.to;
+    for (std::size_t j = 0; j < length; ++j) dx[j] = keys[j] > to ? g[j] : X{};
+  } else {
+    std::memset(dx, 0, length * sizeof(X));
+  }
+  for (std::size_t j = 0; j < some.count; ++j)
+    dx[some.positions[j]] = cotangent<X, Kind>(some.g[j], x[some.positions[j]]);
+}
+
+template <class X, class Kind>
 void write_cotangents(const Solved<X, Kind>& row, const Block& block, const X* x, const X* g, std::size_t n, X* dx) {
-  using T = Wide<X>;
   Candidates some;
-  for_tiles<Kind::kAbsolute>(x, n, [&](const T* keys, std::size_t i, std::size_t length) {
+  for_tiles<Kind::kAbsolute>(x, n, [&](const Wide<X>* keys, std::size_t i, std::size_t length) {
     some.gather(row, x + i, keys, g + i, length);
-    if constexpr (Kind::kMagnitude) {
-      const T to = row.to;
-      for (std::size_t j = 0; j < length; ++j) dx[i + j] = keys[j] > to ? g[i + j] : X{};
-    } else {
-      std::memset(dx + i, 0, length * sizeof(X));
-    }
-    if (some.count > 0) to_cotangents(row, block, keys, some);
-    const auto put = [&](std::size_t j, std::size_t at) {
-      const double value = some.g[j];
-      dx[i + at] = finite<X>(Kind::kAbsolute && widen(x[i + at]) < 0 ? 0.0 - value : value);
-    };
-    if (some.count == length)
-      for (std::size_t j = 0; j < some.count; ++j) put(j, j);
-    else
-      for (std::size_t j = 0; j < some.count; ++j) put(j, some.positions[j]);
+    to_cotangents(row, block, keys, some);
+    scatter(row, x + i, keys, g + i, length, some, dx + i);
   });
 }
 
@@ -347,10 +384,28 @@ Cotangents backward_special(const Row<X, Kind>& row, State state, const X* g, X*
   return {mean, 0};
 }
 
+// A row of a single tile, read once.
+template <class X, class Kind>
+Cotangents backward_tile(const Solved<X, Kind>& row, const X* x, const X* g, std::size_t n, X* dx) {
+  Cotangents result{0, 0};
+  Candidates some;
+  for_tiles<Kind::kAbsolute>(x, n, [&](const Wide<X>* keys, std::size_t, std::size_t) {
+    BlockSums sums;
+    some.gather(row, x, keys, g, n);
+    add_tile(row, keys, n, some, sums);
+    const Block block(row, sums);
+    to_cotangents(row, block, keys, some);
+    scatter(row, x, keys, g, n, some, dx);
+    result = {block.dk, block.dlam};
+  });
+  return result;
+}
+
 template <class X, class Kind>
 Cotangents backward_row(const Row<X, Kind>& row, State state, const X* g, X* dx) {
   if (row.lam == 0 || !(::fabs(state.pivot) < kInfinity)) return backward_special(row, state, g, dx);
   const Solved<X, Kind> solved(row, state);
+  if (row.n <= kTile) return backward_tile(solved, row.x, g, row.n, dx);
   BlockSums parts[kBlocks];
   const Blocks blocks(row.n);
   blocks.run(row.threads, [&](std::size_t block, std::size_t begin, std::size_t length) {

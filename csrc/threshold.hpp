@@ -22,6 +22,11 @@ struct Distance {
   double operator()(double a) const { return (a - pivot) * inverse + delta; }
 };
 
+inline double clip(double t, double low, double high) {
+  const double least = t > low ? t : low;
+  return least < high ? least : high;
+}
+
 struct Sums {
   double mass = 0;   // sum of S(t) over the entries inside the block
   double slope = 0;  // sum of S'(t) over them
@@ -33,28 +38,51 @@ struct Sums {
 // Written so that compilers vectorise it: a value is clipped rather than tested, no condition is used
 // twice (gcc would make branches of it), and each lane has its own sums.
 template <class Kind>
-SPARSETOPK_LOOP void add_up(double* t, std::size_t length, double delta, double top, const Kind& kind, Sums& sums) {
+SPARSETOPK_LOOP Sums add_up_all(double* t, std::size_t length, double delta, double top, const Kind& kind) {
   constexpr double zero = Kind::zero;
   double mass[kLanes] = {}, slope[kLanes] = {}, above[kLanes] = {};
   for (std::size_t j = length; j % kLanes != 0; ++j) t[j] = -kInfinity;
   for (std::size_t i = 0; i < length; i += kLanes)
     for (std::size_t j = 0; j < kLanes; ++j) {
-      const double at = t[i + j] + delta;
+      const double at = t[i + j] + delta, low = at > zero ? at : zero, clipped = low < top ? low : top;
+      const Response response = kind.at(clipped);
+      mass[j] += response.value;
+      slope[j] += at == clipped ? response.slope : 0.0;
       above[j] += at >= top ? 1.0 : 0.0;
-      if constexpr (Kind::kVector) {
-        const double low = at > zero ? at : zero, clipped = low < top ? low : top;
-        const Response response = kind.at(clipped);
-        mass[j] += response.value;
-        slope[j] += at == clipped ? response.slope : 0.0;
-      } else if (at > zero && at < top) {
-        const Response response = kind.at(at);
-        mass[j] += response.value;
-        slope[j] += response.slope;
-      }
     }
-  Sums part;
-  for (std::size_t j = 0; j < kLanes; ++j) part.mass += mass[j], part.slope += slope[j], part.above += above[j];
-  if (Kind::kVector && part.above > 0) part.mass -= part.above * kind.at(top).value;
+  Sums sums;
+  for (std::size_t j = 0; j < kLanes; ++j) sums.mass += mass[j], sums.slope += slope[j], sums.above += above[j];
+  if (sums.above > 0) sums.mass -= sums.above * kind.at(top).value;
+  return sums;
+}
+
+// The same where S is costly: it is computed for the entries inside the block alone.
+template <class Kind>
+SPARSETOPK_LOOP Sums add_up_inside(const double* t, std::size_t length, double delta, double top, const Kind& kind) {
+  std::uint32_t positions[kTile + 16];
+  double inside[kTile + kLanes];
+  const std::size_t count = positions_between(t, length, Kind::zero - delta, top - delta, positions);
+  for (std::size_t j = 0; j < count; ++j) inside[j] = clip(t[positions[j]] + delta, Kind::zero, top);
+  for (std::size_t j = count; j % kLanes != 0; ++j) inside[j] = Kind::zero;
+  double mass[kLanes] = {}, slope[kLanes] = {};
+  for (std::size_t i = 0; i < count; i += kLanes)
+    for (std::size_t j = 0; j < kLanes; ++j) {
+      if (!Kind::kVector && inside[i + j] <= Kind::zero) continue;
+      const Response response = kind.at(inside[i + j]);
+      mass[j] += response.value;
+      slope[j] += response.slope;
+    }
+  Sums sums;
+  std::uint32_t above = 0;
+  for (std::size_t j = 0; j < length; ++j) above += t[j] > top - delta;
+  for (std::size_t j = 0; j < kLanes; ++j) sums.mass += mass[j], sums.slope += slope[j];
+  sums.above = above;
+  return sums;
+}
+
+template <class Kind>
+void add_up(double* t, std::size_t length, double delta, double top, const Kind& kind, Sums& sums) {
+  const Sums part = Kind::kCheap ? add_up_all(t, length, delta, top, kind) : add_up_inside(t, length, delta, top, kind);
   sums.mass += part.mass, sums.slope += part.slope, sums.above += part.above;
 }
 
@@ -185,7 +213,7 @@ bool Row<X, Kind>::guess_from_moments(Bracket<T>& bracket, NormalGuess& normal, 
 template <class X, class Kind>
 bool Row<X, Kind>::guess_from_sample(Bracket<T>& bracket) const {
   T sample[kSample];
-  const std::size_t stride = larger(n / kSample, n / smaller(n / 64, kSample));
+  const std::size_t stride = n / smaller(larger(n / 64, std::size_t(256)), kSample);
   std::size_t taken = 0;
   for (std::size_t i = stride / 2; i < n && taken < kSample; i += stride) {
     const T value = key<kAbsolute>(x[i]);
@@ -247,11 +275,21 @@ State Row<X, Kind>::find(Bracket<T>& bracket, Open<X>& open) const {
   double hi = kind.alone(boundary, lam) - distance(boundary);
   if (Kind::kFloor) hi = smaller(hi, -distance(0));
   if (!(hi > lo)) return {pivot, lo};  // the gap is too wide to pool anything: the hard answer
-  const double start = Kind::kFloor ? hi : lo + (hi - lo) / 2;
+  if constexpr (!Kind::kAbsolute)
+    if (bracket.exact && bracket.lo == bracket.hi) {
+      open.template count<kAbsolute>(bracket.lo, bracket.hi, bracket.over_hi, bracket.from_lo);
+      const std::size_t ties = bracket.from_lo - bracket.over_hi;
+      // Only ties are undecided: they share equally.
+      if (ties == open.size) return {pivot, kind.inverse((k - double(open.whole)) / double(ties))};
+    }
+  double start = Kind::kFloor ? hi : lo + (hi - lo) / 2;
   const Distances distances{open.entries, open.size, distance, fill_distances<kAbsolute, X>};
   // In float32 an error of 1e-7 before the last step leaves none that could be seen.
   const double tolerance = sizeof(T) == sizeof(float) ? 1e-7 : 0;
-  const double delta = solve_delta(distances, k - double(open.whole), lam, lo, hi, start, tolerance, kind);
+  const double left = k - double(open.whole);
+  // The two-sided mask for p = 2 is next to free, and on so symmetric a response next to the answer.
+  if (Kind::zero == -1 && !Kind::kCheap) start = solve_delta(distances, left, lam, lo, hi, start, 1e-3, TwoSided<1>{});
+  const double delta = solve_delta(distances, left, lam, lo, hi, start, tolerance, kind);
   // A threshold at 0 can go no lower: the signed mask then takes fewer than k.
   if (Kind::kFloor && delta >= -distance(0)) return {0, 0};
   return {pivot, delta};
@@ -285,9 +323,13 @@ State Row<X, Kind>::solve(X* buffer, NormalGuess& normal) const {
   } else {
     Moments<T> row;
     if (!guess_from_moments(bracket, normal, row)) return scan_and_solve(bracket, open);
-    if (!gather(bracket, open)) {  // not like a normal distribution at all
-      bracket.lo = row.smallest, bracket.hi = row.largest;
-      gather(bracket, open);
+    if (!gather(bracket, open)) {  // not like a normal distribution: what counting has shown still holds
+      const bool higher = bracket.over_hi >= bracket.below, lower = bracket.from_lo < bracket.above;
+      const T lo = higher ? bracket.hi : row.smallest, hi = lower ? bracket.lo : row.largest;
+      if (n <= kTile || !guess_from_sample(bracket) || !gather(bracket, open)) {
+        bracket.lo = lo, bracket.hi = hi;
+        gather(bracket, open);
+      }
     }
   }
   return open.invalid ? State{kNaN, 0} : find(bracket, open);
