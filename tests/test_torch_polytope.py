@@ -117,33 +117,31 @@ def test_cotangents_in_low_precision(way):
             close(mine, numpys, dtype, slack=10.0)
 
 
+@pytest.mark.parametrize("f", [st.permutahedron, st.permutahedron_value], ids=["y", "value"])
 @pytest.mark.parametrize("phi", PHI_NAMES)
 @pytest.mark.parametrize("p", [2.0, 1.5, 4 / 3, 1.2])
-def test_gradcheck(phi, p):
-    x, w = (t.requires_grad_() for t in tensors())
-    for number in (0.3, 3.0):
-        lam = torch.full((3, 1), number, dtype=torch.float64, requires_grad=True)
-        for f in (st.permutahedron, st.permutahedron_value):
+def test_gradcheck(phi, p, f):
+    x, w = (t.requires_grad_() for t in tensors(shape=(2, 4)))
+    lam = torch.tensor([[0.3], [3.0]], dtype=torch.float64, requires_grad=True)
 
-            def at(x, w, lam, f=f):
-                return f(x, w, lam, p=p, phi=phi)
+    def at(x, w, lam):
+        return f(x, w, lam, p=p, phi=phi)
 
-            assert torch.autograd.gradcheck(at, (x, w, lam), check_forward_ad=True)
-            assert torch.autograd.gradgradcheck(at, (x, w, lam), check_fwd_over_rev=True)
+    assert torch.autograd.gradcheck(at, (x, w, lam), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(at, (x, w, lam), check_fwd_over_rev=True)
 
 
 @pytest.mark.parametrize("name", ["soft_sort", "soft_rank"])
 @pytest.mark.parametrize("p", [2.0, 4 / 3])
 def test_gradcheck_of_sorting(name, p):
-    x = tensors()[0].requires_grad_()
-    for number in (0.3, 3.0):
-        lam = torch.tensor(number, dtype=torch.float64, requires_grad=True)
+    x = tensors(shape=(2, 4))[0].requires_grad_()
+    lam = torch.tensor([[0.3], [3.0]], dtype=torch.float64, requires_grad=True)
 
-        def at(x, lam):
-            return getattr(st, name)(x, lam, p=p)
+    def at(x, lam):
+        return getattr(st, name)(x, lam, p=p)
 
-        assert torch.autograd.gradcheck(at, (x, lam), check_forward_ad=True)
-        assert torch.autograd.gradgradcheck(at, (x, lam), check_fwd_over_rev=True)
+    assert torch.autograd.gradcheck(at, (x, lam), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(at, (x, lam), check_fwd_over_rev=True)
 
 
 @pytest.mark.parametrize("p", PS)
@@ -234,16 +232,10 @@ def test_export():
 def test_opcheck(phi):
     x, w = tensors()
     lam = torch.ones(3, 1, dtype=torch.float64)
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     for weights in (w.reshape(1, -1), w.expand(3, -1)):
-        torch.library.opcheck(
-            torch.ops.sparsetopk.pav, (x.abs(), weights, lam, phi, 2.0), test_utils=tests
-        )
-        torch.library.opcheck(
-            torch.ops.sparsetopk.dykstra,
-            (x.abs(), weights, lam, phi, 1e-9, 50, False),
-            test_utils=tests,
-        )
+        arguments = (x.abs(), weights, lam, phi)
+        torch.library.opcheck(torch.ops.sparsetopk.pav, (*arguments, 2.0))
+        torch.library.opcheck(torch.ops.sparsetopk.dykstra, (*arguments, 1e-9, 50, False))
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -432,7 +424,7 @@ def test_norms_are_those_of_numpy(k):
 def test_gradcheck_of_norms():
     y = tensors()[0].requires_grad_()
     k = torch.tensor(2.3, dtype=torch.float64, requires_grad=True)
-    w = torch.linspace(2.0, 0.0, 7, dtype=torch.float64, requires_grad=True)
+    w = torch.linspace(2.0, 0.1, 7, dtype=torch.float64, requires_grad=True)
     for f in (st.half_sq_support_norm, lambda y, k: st.support_negentropy(y.abs(), k)):
         assert torch.autograd.gradcheck(f, (y, k), check_forward_ad=True)
         assert torch.autograd.gradgradcheck(f, (y, k))

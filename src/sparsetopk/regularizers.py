@@ -7,7 +7,6 @@ its threshold to the entry's output: ``y_i = S((x_i - u_i) / lam)`` (Proposition
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -28,7 +27,7 @@ class PNorm:
     #: S(t) for t at or below this is no longer selected: ``response(zero) == 0``.
     zero = 0.0
 
-    @cached_property
+    @property
     def exponent(self) -> float:
         """q - 1 = 1 / (p - 1), with the rounding of p = 3/2 and p = 4/3 taken out."""
         exponent = 1.0 / (self.p - 1.0)

@@ -124,10 +124,16 @@ def check_lam(lam: Number, readable: bool) -> None:
         raise ValueError(f"lam must be finite and at least 0, got {lam}")
 
 
-@lru_cache(maxsize=256)
 def exponent(p: float) -> float:
-    """1/(p - 1), for a p that is checked."""
+    """1/(p - 1), for a p that is checked here."""
+    return _exponent(p) if torch.compiler.is_compiling() else _cached_exponent(p)
+
+
+def _exponent(p: float) -> float:
     return PNorm(check_p(p)).exponent
+
+
+_cached_exponent = lru_cache(maxsize=256)(_exponent)  # tracers warn of caches
 
 
 def check_torch_solver(
