@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .._types import Solver, SolverOptions
-from . import fused
+from . import fused, topk_isotonic
 from .arguments import Number, Rows, check_k_and_lam, check_torch_solver, exponent
 from .differentiable import relax
 from .kernels import Operator
@@ -44,10 +44,14 @@ def _relaxed(
     check_k_and_lam(rows, k, lam)
     if solver != "threshold" or options is not None:
         check_torch_solver(solver, options, op, p)
-        if solver != "threshold":
-            return _by_isotonic(solver)
     if x.numel() == 0:
         return x.clone()
+    if solver != "threshold" and not (isinstance(lam, (int, float)) and lam == 0):
+        y = rows.restore(topk_isotonic.evaluate(rows, k, lam, operator, p, solver, options))
+        if isinstance(lam, Tensor):  # hard rows need no solver
+            hard = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, debias=debias)
+            y = torch.where(lam == 0, hard, y)
+        return _times(x, y) if times_x else y
     if fused.takes(rows, k, lam, operator):
         y = fused.evaluate(rows, k, lam, operator)
         return _times(x, y) if times_x else y
@@ -55,10 +59,6 @@ def _relaxed(
     if times_x:
         return rows.restore(_times(solved.x, solved.mask()))
     return rows.restore(solved.magnitude(debias) if op == MAGNITUDE else solved.mask())
-
-
-def _by_isotonic(solver: Solver) -> Tensor:
-    raise NotImplementedError(f"solver {solver!r} is not there yet for tensors")
 
 
 def _straight_through(hard: Tensor, relaxed: Tensor) -> Tensor:
