@@ -11,7 +11,7 @@ settings.register_profile("thorough", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-@pytest.fixture(params=FRONTENDS)
+@pytest.fixture(params=FRONTENDS, scope="session")
 def st(request):
     """A front-end; tests that do without it are for NumPy."""
     return FRONTENDS[request.param]()

@@ -135,7 +135,6 @@ class _Problem:
         pivot = torch.where(pivot.isfinite(), pivot, 0.0)
         if self.phi.even:
             pivot = torch.where(self.k >= self.a.shape[-1], 0.0, pivot)
-        boundary = torch.where(boundary.isfinite(), torch.maximum(boundary, pivot), pivot)
         lo, hi = self._bracket(pivot, boundary)
         delta = self._root(pivot, lo, hi)
         if self.phi.even:
@@ -146,11 +145,13 @@ class _Problem:
     def _bracket(self, pivot: Tensor, boundary: Tensor) -> tuple[Tensor, Tensor]:
         """The ends of delta; they are equal where the gap at the boundary is too wide to pool."""
         lo = torch.full_like(self.lam, self.reg.zero)
+        apart = boundary == torch.inf
+        boundary = torch.where(apart, pivot, torch.maximum(boundary, pivot))
         alone = lone_response(boundary, torch.ones_like(self.lam), self.lam, self.reg, self.phi)
         hi = alone - (boundary - pivot) / self.lam
         if self.phi.name == "abs":
             hi = torch.minimum(hi, pivot / self.lam)
-        return lo, torch.maximum(hi, lo)
+        return lo, torch.where(apart, lo, torch.maximum(hi, lo))
 
     def _root(self, pivot: Tensor, lo: Tensor, hi: Tensor) -> Tensor:
         eps = torch.finfo(self.k.dtype).eps
