@@ -18,6 +18,13 @@ from .roots import increasing_root
 _STEEPEST = 1e-140
 
 
+def exponent(p: float) -> float:
+    """q - 1 = 1 / (p - 1), with the rounding of p = 3/2 and p = 4/3 taken out."""
+    exponent = 1.0 / (p - 1.0)
+    nearest = round(exponent)
+    return float(nearest) if abs(exponent - nearest) < 1e-12 * exponent else exponent
+
+
 @dataclass(frozen=True)
 class PNorm:
     """r(y) = |y|^p / p, whose response is S(t) = sign(t) |t|^(q-1) with 1/p + 1/q = 1."""
@@ -29,10 +36,8 @@ class PNorm:
 
     @property
     def exponent(self) -> float:
-        """q - 1 = 1 / (p - 1), with the rounding of p = 3/2 and p = 4/3 taken out."""
-        exponent = 1.0 / (self.p - 1.0)
-        nearest = round(exponent)
-        return float(nearest) if abs(exponent - nearest) < 1e-12 * exponent else exponent
+        """q - 1."""
+        return exponent(self.p)
 
     def response(self, t: Array) -> Array:
         """S(t)."""

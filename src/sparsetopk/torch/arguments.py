@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Collection
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from torch.autograd import forward_ad
 from .._types import Solver, SolverOptions
 from ..arguments import check_p, check_solver
 from ..phis import PHIS
-from ..regularizers import PNorm, TwoSidedPNorm
+from ..regularizers import PNorm, TwoSidedPNorm, exponent
 from .vectorized import MAGNITUDE, MASK, SIGN, TWO_SIDED
 
 Number = float | Tensor
@@ -124,16 +123,9 @@ def check_lam(lam: Number, readable: bool) -> None:
         raise ValueError(f"lam must be finite and at least 0, got {lam}")
 
 
-def exponent(p: float) -> float:
-    """1/(p - 1), for a p that is checked here."""
-    return _exponent(p) if torch.compiler.is_compiling() else _cached_exponent(p)
-
-
-def _exponent(p: float) -> float:
-    return PNorm(check_p(p)).exponent
-
-
-_cached_exponent = lru_cache(maxsize=256)(_exponent)  # tracers warn of caches
+def check_exponent(p: float) -> float:
+    """1/(p - 1)."""
+    return exponent(check_p(p))
 
 
 def check_torch_solver(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._types import Completion, PhiName, Reduction
 from ..arguments import check_choice
-from .arguments import Number, Rows, check_k_and_lam, exponent, is_plain
+from .arguments import Number, Rows, check_exponent, check_k_and_lam, is_plain
 from .differentiable import Relaxed, relax
 from .scalars import PHIS, PNorm
 from .vectorized import EXP, MAGNITUDE, MASK, SIGN, TWO_SIDED, row_sum
@@ -40,7 +40,7 @@ def topk_value(
     check_choice("phi", phi, PHIS)
     if two_sided and phi != "identity":
         raise ValueError(f"phi must be 'identity' when two_sided=True, got {phi!r}")
-    rows, e = Rows.of("x", x, dim), exponent(p)
+    rows, e = Rows.of("x", x, dim), check_exponent(p)
     check_k_and_lam(rows, k, lam)
     if x.numel() == 0:
         return x.sum(dim=dim)
@@ -163,17 +163,19 @@ def topk_loss(
     tensor(0.)
     """
     check_choice("reduction", reduction, ("mean", "sum", "none"))
-    rows, e = Rows.of("logits", logits, -1), exponent(p)
+    rows, e = Rows.of("logits", logits, -1), check_exponent(p)
     check_k_and_lam(rows, k, lam)
     t, are_labels = _targets(targets, rows)
     if completion is not None:
         _check_completion(completion, rows, t, are_labels, k)
     if logits.numel() == 0:
-        loss = rows.restore_scalars(row_sum(rows.data))
+        loss = row_sum(rows.data)
     else:
         op = TWO_SIDED if two_sided else MASK
-        loss = rows.restore_scalars(_fenchel_young(rows, t, k, lam, op, e, completion))
-    return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
+        loss = _fenchel_young(rows, t, k, lam, op, e, completion)
+    if reduction == "none":
+        return rows.restore_scalars(loss)
+    return (loss.sum() if reduction == "sum" else loss.mean()).to(logits.dtype)
 
 
 def _check_completion(

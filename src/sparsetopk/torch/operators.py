@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .._types import Solver, SolverOptions
 from . import fused, topk_isotonic
-from .arguments import Number, Rows, check_k_and_lam, check_torch_solver, exponent
+from .arguments import Number, Rows, check_exponent, check_k_and_lam, check_torch_solver
 from .differentiable import relax
 from .kernels import Operator
 from .vectorized import MAGNITUDE, MASK, SIGN, TWO_SIDED
@@ -40,7 +40,7 @@ def _relaxed(
 ) -> Tensor:
     """An operator of the family, with its arguments checked."""
     rows = Rows.of("x", x, dim)
-    operator = Operator(op, exponent(p), debias)
+    operator = Operator(op, check_exponent(p), debias)
     check_k_and_lam(rows, k, lam)
     if solver != "threshold" or options is not None:
         check_torch_solver(solver, options, op, p)

@@ -23,7 +23,15 @@ from ..arguments import check_phi, check_solver
 from ..regularizers import PNorm as NumpyPNorm
 from ..solution import StoppingRule
 from . import dykstra, fused_isotonic, pav
-from .arguments import Number, Rows, check_lam, check_number, compute_dtype, exponent, is_plain
+from .arguments import (
+    Number,
+    Rows,
+    check_exponent,
+    check_lam,
+    check_number,
+    compute_dtype,
+    is_plain,
+)
 from .isotonic import Blocks, Solved, relax
 from .scalars import PHIS, Phi, PNorm
 
@@ -46,7 +54,7 @@ class Setting:
         options: SolverOptions | None,
         *numbers: object,
     ) -> Setting:
-        reg = PNorm(exponent(p))
+        reg = PNorm(check_exponent(p))
         options = check_solver(solver, ("pav", "dykstra"), options, NumpyPNorm(p), check_phi(phi))
         rule = None if solver == "pav" else numpy_dykstra.RULE.given(**options)
         return cls(reg, PHIS[phi], rule, is_plain(*numbers))

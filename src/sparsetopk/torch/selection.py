@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..arguments import check_positive_int
 from ..selection import default_capacity
-from .arguments import Number, Rows, check_k_and_lam, exponent, is_plain
+from .arguments import Number, Rows, check_exponent, check_k_and_lam, is_plain
 from .differentiable import relax
 from .operators import topk_mag, topk_mask
 from .vectorized import MAGNITUDE, MASK, TWO_SIDED, order_statistic, row_sum
@@ -133,7 +133,7 @@ def choose_lam(
     8
     """
     _check_magnitude(magnitude, two_sided)
-    rows, e = Rows.of("x", x.detach() if isinstance(x, Tensor) else x, dim), exponent(p)
+    rows, e = Rows.of("x", x.detach() if isinstance(x, Tensor) else x, dim), check_exponent(p)
     k = k.detach() if isinstance(k, Tensor) else k
     check_k_and_lam(rows, k, 1.0)
     fractional = min(check_positive_int("fractional", fractional), rows.n)
