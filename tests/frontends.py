@@ -30,7 +30,7 @@ class TorchFrontend:
     """``sparsetopk.torch``, which says dim and takes tensors."""
 
     name = "torch"
-    solvers = ("threshold",)
+    solvers = ("threshold", "pav", "dykstra")
     roundings = 16  # the compiled kernels round t = (x - tau)/lam, here 10 times x, to float32
 
     # NumPy alone has the hard operators and the conjugate.

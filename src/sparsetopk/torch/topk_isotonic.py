@@ -22,16 +22,17 @@ def evaluate(
     solver: IsotonicSolver,
     options: SolverOptions | None,
 ) -> Tensor:
-    """|y| with the sign of x, as rows (m, n), for checked arguments; rows with lam = 0 are NaN."""
+    """The output as rows (m, n), for checked arguments; of rows with lam = 0, anything."""
     phi, n = phi_of(operator.op), rows.n
     k_rows, lam_rows = rows.per_row(k), rows.per_row(lam)
     x = rows.data.to(lam_rows.dtype)
     bad = x.isnan() if not phi.even else ~x.isfinite()
-    valid = ~bad.any(-1, keepdim=True) & (k_rows >= 0) & (k_rows <= n) & (lam_rows > 0)
+    valid = ~bad.any(-1, keepdim=True) & (k_rows >= 0) & (k_rows <= n)
+    valid = valid & (lam_rows >= 0) & (lam_rows < torch.inf)
     sign = torch.where(x < 0, -1.0, 1.0).to(x.dtype) if phi.even else None
     a = _candidates(torch.where(valid, x if sign is None else sign * x, 0.0), k_rows)
     k_rows = torch.where(valid, torch.minimum(k_rows, row_sum(a > -torch.inf)), 0.0)
-    lam_rows = torch.where(valid, lam_rows, 1.0)
+    lam_rows = torch.where(valid & (lam_rows > 0), lam_rows, 1.0)
     a = _without_infinities(a, lam_rows)
 
     setting = Setting.of(p, phi.name, solver, options, rows.x, k, lam)
@@ -51,11 +52,13 @@ def evaluate(
     y = blocks.y()
     if operator.op == MAGNITUDE:
         if operator.debias:
-            y = torch.where((size == 1) & (weight == 1), a, y + lam_rows * blocks.d)
+            y = torch.where(weight > 0, y + lam_rows * blocks.d, 0.0)
+            y = torch.where((size == 1) & (weight == 1), a, y)
         # Which of several zeros would be selected is open: only if all are do they have a slope.
         y = torch.where((x == 0) & (k_rows < n), 0.0, y)
     y = y if sign is None else sign * y
-    return torch.where(valid, y + 0.0, (x + k_rows + lam_rows) * torch.nan)
+    nan = (x + k_rows + lam_rows) * torch.where(valid, 0.0, torch.nan).to(x.dtype)
+    return torch.where(valid, y + 0.0, nan)  # invalid rows have invalid derivatives too
 
 
 def _candidates(a: Tensor, k: Tensor) -> Tensor:
