@@ -156,7 +156,7 @@ def choose_lam(
         return row_sum(counted) >= fractional
 
     # A little more, so that the last entry does not depend on a rounding.
-    lam = (1 + 1e-6) * _smallest(enough, _scale(window, k_window, p, magnitude))
+    lam = (1 + 1e-5) * _smallest(enough, _scale(window, k_window, p, magnitude))
     invalid = row_sum(~rows.data.isfinite() if magnitude else rows.data.isnan()) > 0
     invalid = invalid | ~((k_rows >= 0) & (k_rows <= rows.n))
     return rows.unflatten(torch.where(invalid, torch.nan, lam))
