@@ -147,16 +147,19 @@ def choose_lam(
     )
     open_rows = Rows("x", window, 1)
 
+    margin = 64 * torch.finfo(k_rows.dtype).eps * k_rows.clamp_min(1.0)
+
     def enough(lam: Tensor) -> Tensor:
         solved = relax(open_rows, k_window, lam, op, e)
         counted = solved.inside
         if not magnitude:  # what is fractional in the dtype of x
-            y = solved.mask().to(rows.x.dtype)
+            y = solved.mask()
+            counted = counted & (y < 1 - margin)  # a rounding of the threshold must not decide
+            y = y.to(rows.x.dtype)
             counted = counted & (y > 0) & (y < 1)
         return row_sum(counted) >= fractional
 
-    # A little more, so that the last entry does not depend on a rounding.
-    lam = (1 + 1e-5) * _smallest(enough, _scale(window, k_window, p, magnitude))
+    lam = (1 + 1e-9) * _smallest(enough, _scale(window, k_window, p, magnitude))
     invalid = row_sum(~rows.data.isfinite() if magnitude else rows.data.isnan()) > 0
     invalid = invalid | ~((k_rows >= 0) & (k_rows <= rows.n))
     return rows.unflatten(torch.where(invalid, torch.nan, lam))
