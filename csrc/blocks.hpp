@@ -11,8 +11,10 @@ namespace SPARSETOPK_LEVEL {
 constexpr std::size_t kBlocks = 64;
 
 struct Blocks {
-  std::size_t n, size, count;
-  explicit Blocks(std::size_t n_) : n(n_), size(larger(std::size_t(65536), (n_ + kBlocks - 1) / kBlocks)) {
+  std::size_t n, size = 65536, count = 1;
+  explicit Blocks(std::size_t n_) : n(n_) {
+    if (n <= size) return;
+    size = larger(size, (n + kBlocks - 1) / kBlocks);
     count = (n + size - 1) / size;
   }
   // f(block, begin, length) for every block.

@@ -77,13 +77,8 @@ SPARSETOPK_LOOP Moments<Wide<X>> moments(const X* x, std::size_t n) {
       for (std::size_t j = 0; j < kLanes; ++j) take(keys[i + j], j);
     for (std::size_t j = 0; i < length; ++i, ++j) take(keys[i], j);
   });
-  double total = 0, squares = 0;
-  for (std::size_t j = 0; j < kLanes; ++j) {
-    total += sum[j], squares += square[j];
-    lo[0] = smaller(lo[0], lo[j]), hi[0] = larger(hi[0], hi[j]);
-  }
-  const double mean = total / double(n), variance = squares / double(n) - mean * mean;
-  return {double(first) + mean, ::sqrt(larger(variance, 0.0)), lo[0], hi[0]};
+  const double mean = total(sum) / double(n), variance = total(square) / double(n) - mean * mean;
+  return {double(first) + mean, ::sqrt(larger(variance, 0.0)), least(lo), most(hi)};
 }
 
 // The rank-th largest (from 0) of n values, which are reordered: Hoare's selection.
@@ -209,14 +204,6 @@ Window<T> window(const Bracket<T>& bracket, double lam, const Kind& kind) {
   constexpr double limit = Limits<T>::largest;
   const double slack = 4 * Limits<double>::epsilon;
   return {step_down(T(larger(from - slack * ::fabs(from), -limit))), step_up(T(smaller(to + slack * ::fabs(to), limit)))};
-}
-
-template <class T>
-inline T least(T (&lanes)[kLanes]) {
-  static_assert(kLanes == 16, "");
-  for (std::size_t i = 0; i < 8; ++i) lanes[i] = smaller(lanes[i], lanes[i + 8]);
-  for (std::size_t i = 0; i < 4; ++i) lanes[i] = smaller(lanes[i], lanes[i + 4]);
-  return smaller(smaller(lanes[0], lanes[1]), smaller(lanes[2], lanes[3]));
 }
 
 // Of at most kFew keys inside the bracket, the two that it is about: x_[r] is the smallest key that has

@@ -190,16 +190,31 @@ struct Candidates {
   template <class X, class Kind>
   void gather(const Solved<X, Kind>& row, const X* x, const Wide<X>* keys, const X* g_row, std::size_t length) {
     count = positions_between(keys, length, row.from, row.to, positions);
-    const Distance distance = row.distance;
-    const auto take = [&](std::size_t j, std::size_t at) {
-      t[j] = distance(double(keys[at]));
-      const double cotangent = double(widen(g_row[at]));
-      g[j] = Kind::kAbsolute && double(widen(x[at])) < 0 ? -cotangent : cotangent;
-    };
     if (count == length)
-      for (std::size_t j = 0; j < count; ++j) take(j, j);
+      for (std::size_t j = 0; j < count; ++j) take(row, j, keys[j], x[j], g_row[j]);
     else
-      for (std::size_t j = 0; j < count; ++j) take(j, positions[j]);
+      for (std::size_t j = 0; j < count; ++j) take(row, j, keys[positions[j]], x[positions[j]], g_row[positions[j]]);
+    fill_lanes<Kind>();
+  }
+  // The same for positions that are known, in a longer part of the row.
+  template <class X, class Kind>
+  void gather_known(const Solved<X, Kind>& row, const X* x, const X* g_row) {
+    for (std::size_t j = 0; j < count; ++j) {
+      const std::size_t at = positions[j];
+      take(row, j, key<Kind::kAbsolute>(x[at]), x[at], g_row[at]);
+    }
+    fill_lanes<Kind>();
+  }
+
+ private:
+  template <class X, class Kind>
+  void take(const Solved<X, Kind>& row, std::size_t j, Wide<X> a, X x, X cotangent) {
+    t[j] = row.distance(double(a));
+    const double in = double(widen(cotangent));
+    g[j] = Kind::kAbsolute && double(widen(x)) < 0 ? -in : in;
+  }
+  template <class Kind>
+  void fill_lanes() {
     for (std::size_t j = count; j % kLanes != 0; ++j) t[j] = Kind::zero - 1, g[j] = 0;
   }
 };
@@ -220,9 +235,12 @@ SPARSETOPK_LOOP void add_block(const Curve<Kind>& row, const Candidates& some, B
       rho[j] += slope, rho_g[j] += slope * cotangent, rho_t[j] += slope * at;
       rho_g_t[j] += slope * at * cotangent, g[j] += cotangent, size[j] += inside;
     }
-  for (std::size_t j = 0; j < kLanes; ++j)
-    sums.add({rho[j], rho_g[j], rho_t[j], rho_g_t[j], g[j], size[j], whole[j], 0});
+  sums.add({total(rho), total(rho_g), total(rho_t), total(rho_g_t), total(g), total(size), total(whole), 0});
 }
+
+// Whether dx holds the positions of the block between the two passes.
+template <class X, class Kind>
+constexpr bool kNotes = !Kind::kMagnitude && sizeof(X) >= 4;
 
 // The derivative of an entry that is selected whole and not debiased, y = S(d) with S(d) + lam d = a.
 struct Lone {
@@ -250,13 +268,21 @@ void add_tile(const Solved<X, Kind>& row, const Wide<X>* keys, std::size_t lengt
   }
 }
 
+// Adds up part of a row. Where only the block has derivatives, the positions of its entries are noted in
+// dx, as 32-bit numbers behind each other: there is room, and they need not be looked for again.
 template <class X, class Kind>
-BlockSums sum_part(const Solved<X, Kind>& row, const X* x, const X* g, std::size_t n) {
+BlockSums sum_part(const Solved<X, Kind>& row, const X* x, const X* g, std::size_t n, X* dx, std::size_t& noted) {
   BlockSums sums;
   Candidates some;
+  noted = 0;
   for_tiles<Kind::kAbsolute>(x, n, [&](const Wide<X>* keys, std::size_t i, std::size_t length) {
     some.gather(row, x + i, keys, g + i, length);
     add_tile(row, keys, length, some, sums);
+    if constexpr (kNotes<X, Kind>) {
+      for (std::size_t j = 0; j < some.count; ++j) some.positions[j] += std::uint32_t(i);
+      std::memcpy(reinterpret_cast<char*>(dx) + 4 * noted, some.positions, 4 * some.count);
+      noted += some.count;
+    }
   });
   return sums;
 }
@@ -353,6 +379,28 @@ void write_cotangents(const Solved<X, Kind>& row, const Block& block, const X* x
   });
 }
 
+// The same from the positions that sum_part has noted in dx, last ones first: the j-th is at least j, so that
+// what is written never meets a note that is not read yet.
+template <class X, class Kind>
+void write_noted(const Solved<X, Kind>& row, const Block& block, const X* x, const X* g, std::size_t n,
+                 std::size_t noted, X* dx) {
+  Candidates some;
+  std::size_t end = n;
+  while (noted > 0) {
+    some.count = noted % kTile == 0 ? kTile : noted % kTile;
+    noted -= some.count;
+    std::memcpy(some.positions, reinterpret_cast<const char*>(dx) + 4 * noted, 4 * some.count);
+    some.gather_known(row, x, g);
+    to_cotangents(row, block, static_cast<const Wide<X>*>(nullptr), some);  // which no mask looks at
+    const std::size_t begin = some.positions[0];
+    std::memset(dx + begin, 0, (end - begin) * sizeof(X));
+    for (std::size_t j = 0; j < some.count; ++j)
+      dx[some.positions[j]] = cotangent<X, Kind>(some.g[j], x[some.positions[j]]);
+    end = begin;
+  }
+  std::memset(dx, 0, end * sizeof(X));
+}
+
 struct Cotangents {
   double k, lam;
 };
@@ -407,14 +455,18 @@ Cotangents backward_row(const Row<X, Kind>& row, State state, const X* g, X* dx)
   const Solved<X, Kind> solved(row, state);
   if (row.n <= kTile) return backward_tile(solved, row.x, g, row.n, dx);
   BlockSums parts[kBlocks];
+  std::size_t noted[kBlocks];
   const Blocks blocks(row.n);
   blocks.run(row.threads, [&](std::size_t block, std::size_t begin, std::size_t length) {
-    parts[block] = sum_part(solved, row.x + begin, g + begin, length);
+    parts[block] = sum_part(solved, row.x + begin, g + begin, length, dx + begin, noted[block]);
   });
   for (std::size_t block = 1; block < blocks.count; ++block) parts[0].add(parts[block]);
   const Block block(solved, parts[0]);
-  blocks.run(row.threads, [&](std::size_t, std::size_t begin, std::size_t length) {
-    write_cotangents(solved, block, row.x + begin, g + begin, length, dx + begin);
+  blocks.run(row.threads, [&](std::size_t part, std::size_t begin, std::size_t length) {
+    if (kNotes<X, Kind> && noted[part] < length)
+      write_noted(solved, block, row.x + begin, g + begin, length, noted[part], dx + begin);
+    else
+      write_cotangents(solved, block, row.x + begin, g + begin, length, dx + begin);
   });
   return {block.dk, block.dlam};
 }

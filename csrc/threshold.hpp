@@ -50,8 +50,7 @@ SPARSETOPK_LOOP Sums add_up_all(double* t, std::size_t length, double delta, dou
       slope[j] += at == clipped ? response.slope : 0.0;
       above[j] += at >= top ? 1.0 : 0.0;
     }
-  Sums sums;
-  for (std::size_t j = 0; j < kLanes; ++j) sums.mass += mass[j], sums.slope += slope[j], sums.above += above[j];
+  Sums sums{total(mass), total(slope), total(above)};
   if (sums.above > 0) sums.mass -= sums.above * kind.at(top).value;
   return sums;
 }
@@ -72,12 +71,9 @@ SPARSETOPK_LOOP Sums add_up_inside(const double* t, std::size_t length, double d
       mass[j] += response.value;
       slope[j] += response.slope;
     }
-  Sums sums;
   std::uint32_t above = 0;
   for (std::size_t j = 0; j < length; ++j) above += t[j] > top - delta;
-  for (std::size_t j = 0; j < kLanes; ++j) sums.mass += mass[j], sums.slope += slope[j];
-  sums.above = above;
-  return sums;
+  return {total(mass), total(slope), double(above)};
 }
 
 template <class Kind>

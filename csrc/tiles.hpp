@@ -29,6 +29,27 @@ constexpr A larger(A a, A b) {
   return a < b ? b : a;
 }
 
+// Halves at a time, which vectorises.
+template <class A, class F>
+inline A reduce(A (&lanes)[kLanes], F&& f) {
+  static_assert(kLanes == 16, "");
+  for (std::size_t j = 0; j < 8; ++j) lanes[j] = f(lanes[j], lanes[j + 8]);
+  for (std::size_t j = 0; j < 4; ++j) lanes[j] = f(lanes[j], lanes[j + 4]);
+  return f(f(lanes[0], lanes[1]), f(lanes[2], lanes[3]));
+}
+template <class A>
+inline A least(A (&lanes)[kLanes]) {
+  return reduce(lanes, smaller<A>);
+}
+template <class A>
+inline A most(A (&lanes)[kLanes]) {
+  return reduce(lanes, larger<A>);
+}
+template <class A>
+inline double total(A (&lanes)[kLanes]) {
+  return double(reduce(lanes, [](A a, A b) { return a + b; }));
+}
+
 inline float absolute(float x) { return __builtin_fabsf(x); }
 inline double absolute(double x) { return __builtin_fabs(x); }
 
