@@ -141,8 +141,8 @@ def from_state(
         mass = mass / torch.where(left > 0, left, 1.0).detach()
         v = torch.where((left > 0) & (mass < torch.inf), mass, v)
 
-    # The same, live. Slopes are 1/lam: below a floor they would overflow in the dtype of x.
-    floor = max(smallest(x.dtype), 2.0 / torch.finfo(rows.x.dtype).max)
+    # The same, live. Slopes are S'/lam: below a floor they would overflow in the dtype of x.
+    floor = max(smallest(x.dtype), 4.0 * max(1.0, exponent) / torch.finfo(rows.x.dtype).max)
     distance = (torch.where(inside, a, pivot) - pivot) / lam.clamp_min(floor)
     t = torch.where(inside, t, 0.0) + (distance - distance.detach())
     v = v - (lam - lam_now) * delta
