@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 import re
 import subprocess
@@ -32,6 +33,19 @@ def test_public_names_exist_and_have_docstrings():
         assert getattr(sparsetopk, name).__doc__, name
 
 
+def test_public_names_of_torch_have_the_signature_of_numpy_with_dim():
+    pytest.importorskip("torch")
+    front = importlib.import_module("sparsetopk.torch")
+    for name in set(front.__all__) - {"nn", "Selection"}:
+        function = getattr(front, name)
+        assert function.__doc__, name
+        ours = {k: p.default for k, p in inspect.signature(function).parameters.items()}
+        numpys = inspect.signature(getattr(sparsetopk, name)).parameters
+        expected = {"dim" if k == "axis" else k: p.default for k, p in numpys.items()}
+        assert ours.pop("straight_through", False) is False
+        assert ours == expected
+
+
 def test_every_operator_has_its_derivatives():
     for name in (
         "topk_mask",
@@ -53,6 +67,8 @@ def modules():
 
 @pytest.mark.parametrize("name", modules())
 def test_docstring_examples(name):
+    if name.startswith("sparsetopk.torch"):
+        pytest.importorskip("torch")
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0
 
