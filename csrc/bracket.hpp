@@ -216,6 +216,7 @@ SPARSETOPK_LOOP void settle(Bracket<Wide<X>>& bracket, const Open<X>& open) {
   if (open.size <= kFew) {  // no need to look which ones are inside
     count = open.size, over = open.whole;
     for (std::size_t i = 0; i < count; ++i) inside[i] = key<kAbsolute>(open.entries[i]);
+    if (count == 0) return;
   } else {
     for (std::size_t i = 0; i < open.size; ++i) {
       const T value = key<kAbsolute>(open.entries[i]);
@@ -264,7 +265,7 @@ template <class X, class Kind>
 void tighten(Bracket<Wide<X>>& bracket, Open<X>& open, double lam, const Kind& kind) {
   constexpr bool kAbsolute = Kind::kAbsolute;
   using T = Wide<X>;
-  bracket.exact = bracket.lo == bracket.hi;
+  bracket.exact |= bracket.lo == bracket.hi;
   while (!bracket.exact) {
     const double pooled = lam * (kind.top(double(bracket.hi)) - Kind::zero);
     const bool narrow = double(bracket.hi) - double(bracket.lo) <= 2 * pooled && bracket.hi < T(Limits<T>::largest);

@@ -189,6 +189,7 @@ struct Row {
   State scan_and_solve(Bracket<T>& bracket, Open<X>& open) const;
   bool guess_from_sample(Bracket<T>& bracket) const;
   bool gather(Bracket<T>& bracket, Open<X>& open) const;
+  bool settles(Bracket<T>& bracket, const Open<X>& open) const;
   void gather_blocks(const Blocks& blocks, const Window<T>& undecided, Open<X>& open) const;
   State find(Bracket<T>& bracket, Open<X>& open) const;
 };
@@ -241,6 +242,21 @@ void Row<X, Kind>::gather_blocks(const Blocks& blocks, const Window<T>& undecide
   }
 }
 
+// Few entries are sorted out at once: whether the two order statistics are among them, and in the bracket.
+template <class X, class Kind>
+bool Row<X, Kind>::settles(Bracket<T>& bracket, const Open<X>& open) const {
+  const T lo = bracket.lo, hi = bracket.hi;
+  bracket.over_hi = open.whole, bracket.from_lo = open.whole + open.size;
+  if (!(bracket.over_hi < bracket.above && bracket.from_lo >= bracket.below)) return false;
+  settle<kAbsolute>(bracket, open);
+  if (bracket.hi <= hi && bracket.lo >= lo) return true;
+  // Outside: a bracket that fails says on which side to look.
+  if (bracket.hi > hi) bracket.over_hi = bracket.lo > hi ? bracket.below : bracket.above;
+  if (bracket.lo < lo) bracket.from_lo = bracket.hi < lo ? 0 : bracket.above;
+  bracket.lo = lo, bracket.hi = hi, bracket.exact = false;
+  return false;
+}
+
 // Copies what the bracket leaves undecided and counts; whether the bracket holds.
 template <class X, class Kind>
 bool Row<X, Kind>::gather(Bracket<T>& bracket, Open<X>& open) const {
@@ -251,6 +267,7 @@ bool Row<X, Kind>::gather(Bracket<T>& bracket, Open<X>& open) const {
     open.template gather<kAbsolute>(x, n, undecided.from, undecided.to);
   else
     gather_blocks(blocks, undecided, open);
+  if (open.size <= kFew) return settles(bracket, open);
   open.template count<kAbsolute>(bracket.lo, bracket.hi, bracket.over_hi, bracket.from_lo);
   return bracket.over_hi < bracket.above && bracket.from_lo >= bracket.below;
 }

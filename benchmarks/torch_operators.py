@@ -1,0 +1,253 @@
+"""Times of the PyTorch front-end, as ratios of minima in one run.
+
+One thread, float32, N(0, 1) input, lam = 0.1. Against ``torch.topk`` (forward, unsorted), which a user would
+call instead, against ``x.clone()``, which allocates and copies as every operator must, and where they are
+installed against entmax and torchsort. Times of one line are taken in turn, so that a busy machine
+slows all of them. Writes tables, and with ``--json FILE`` the numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sparsetopk
+import sparsetopk.torch as st
+from sparsetopk.core import native
+
+SHAPES = [
+    (4096, 100, 3),
+    (1024, 400, 28),
+    (128, 4096, 410),
+    (16, 65536, 64),
+    (1, 1 << 20, 131_072),
+    (1, 10_000_000, 1_000_000),
+    (1, 1000, 10),
+]
+LAM = 0.1
+
+
+def best(contestants: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Minimum time of each in milliseconds, over rounds in which all of them take their turn."""
+    times: dict[str, float] = {}
+    end = time.perf_counter() + seconds * len(contestants)
+    rounds = 0
+    while rounds < 3 or time.perf_counter() < end:
+        for name, f in contestants.items():
+            start = time.perf_counter()
+            f()
+            elapsed = 1e3 * (time.perf_counter() - start)
+            times[name] = min(times.get(name, elapsed), elapsed)
+        rounds += 1
+    return times
+
+
+def gradient(f: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], object]:
+    """Forward and backward of f at x, with a cotangent that is there already."""
+    x = x.clone().requires_grad_()
+    g = torch.randn_like(f(x))
+    return lambda: torch.autograd.grad(f(x), x, g)
+
+
+def backward(f: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], object]:
+    x = x.clone().requires_grad_()
+    y = f(x)
+    g = torch.randn_like(y)
+    return lambda: torch.autograd.grad(y, x, g, retain_graph=True)
+
+
+def mask(k: int, **options: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: st.topk_mask(x, k, LAM, **options)
+
+
+def inputs(rows: int, n: int) -> dict[str, torch.Tensor]:
+    """What is not like a normal distribution."""
+    return {
+        "Cauchy": torch.empty(rows, n).cauchy_(),
+        "equal": torch.full((rows, n), 0.7),
+        "two-valued": (torch.rand(rows, n) > 0.5).float(),
+        "sorted": torch.randn(rows, n).sort(dim=-1).values,
+    }
+
+
+def accuracy(x: torch.Tensor, k: int) -> dict[str, float]:
+    """|sum(y) - k| beyond what is allowed, and the difference to float64 in roundings of t."""
+    y, exact = st.topk_mask(x, k, LAM), st.topk_mask(x.double(), k, LAM)
+    sums = (y.double().sum(dim=-1) - k).abs() / (1e-6 * k + 1e-6)
+    largest_t = (x.abs().amax() / LAM).item()
+    roundings = (y - exact).abs().max().item() / (largest_t * torch.finfo(torch.float32).eps)
+    return {"sum / allowed": sums.max().item(), "roundings of t": roundings}
+
+
+def shape_table(seconds: float) -> list[dict[str, Any]]:
+    rows_of_table = []
+    print("\ntopk_mask, p = 2, against torch.topk and x.clone()")
+    print(f"{'':24s} forward  f + b   forward  backward   sum error  roundings")
+    print(f"{'':24s} of torch.topk    of x.clone()        / allowed  of t")
+    for rows, n, k in SHAPES:
+        x, f = torch.randn(rows, n), mask(k)
+        times = best(
+            {
+                "topk": lambda x=x, k=k: torch.topk(x, k, sorted=False),
+                "clone": x.clone,
+                "forward": lambda f=f, x=x: f(x),
+                "forward + backward": gradient(f, x),
+                "backward": backward(f, x),
+            },
+            seconds,
+        )
+        quality = accuracy(x, k)
+        forward, both = (
+            times["forward"] / times["topk"],
+            times["forward + backward"] / times["topk"],
+        )
+        against_clone = [times[name] / times["clone"] for name in ("forward", "backward")]
+        print(
+            f"{f'{rows} x {n}, k = {k}':24s} {forward:6.2f} {both:7.2f}  {against_clone[0]:7.2f}"
+            f" {against_clone[1]:8.2f} {quality['sum / allowed']:10.3f}"
+            f" {quality['roundings of t']:11.3f}",
+            flush=True,
+        )
+        rows_of_table.append({"rows": rows, "n": n, "k": k, "ms": times, **quality})
+    return rows_of_table
+
+
+def operator_table(seconds: float) -> list[dict[str, Any]]:
+    results = []
+    print("\nforward of others and on other inputs, over topk_mask with p = 2 on N(0, 1)")
+    names = ["p=4/3", "two-sided 3/2", "topk_mag", "Cauchy", "equal", "two-valued", "sorted"]
+    print(f"{'':24s}" + "".join(f"{name:>14s}" for name in names))
+    for rows, n, k in SHAPES:
+        x, f = torch.randn(rows, n), mask(k)
+        contestants: dict[str, Callable[[], object]] = {
+            "p=2": lambda f=f, x=x: f(x),
+            "p=4/3": lambda x=x, k=k: st.topk_mask(x, k, LAM, p=4 / 3),
+            "two-sided 3/2": lambda x=x, k=k: st.topk_mask(x, k, LAM, p=1.5, two_sided=True),
+            "topk_mag": lambda x=x, k=k: st.topk_mag(x, k, LAM),
+        }
+        for name, z in inputs(rows, n).items():
+            contestants[name] = lambda f=f, z=z: f(z)
+        times = best(contestants, seconds)
+        ratios = "".join(f"{times[name] / times['p=2']:14.2f}" for name in names)
+        print(f"{f'{rows} x {n}, k = {k}':24s}{ratios}", flush=True)
+        results.append({"rows": rows, "n": n, "k": k, "ms": times})
+    return results
+
+
+def overhead(seconds: float) -> dict[str, float]:
+    """One call on 1 x 1000, over an operator that does nothing, through the same library."""
+    library = torch.library.Library("sparsetopk_benchmark", "DEF")
+    library.define("nothing(Tensor x) -> Tensor")
+    library.impl("nothing", torch.empty_like, "CPU")
+    x = torch.randn(1, 1000)
+    times = best(
+        {
+            "nothing": lambda: torch.ops.sparsetopk_benchmark.nothing(x),
+            "topk_mask": lambda: st.topk_mask(x, 10, LAM),
+            "torch.topk": lambda: torch.topk(x, 10, sorted=False),
+        },
+        seconds,
+    )
+    shown = ", ".join(f"{name} {1e3 * ms:.1f}" for name, ms in times.items())
+    print(f"\none call on 1 x 1000, in microseconds: {shown}")
+    return times
+
+
+def peers(seconds: float) -> dict[str, dict[str, float]]:
+    """Forward + backward of what others have, over ours; those that are not installed are left out."""
+    found = {name: _optional(name) for name in ("entmax", "torchsort")}
+    results: dict[str, dict[str, float]] = {}
+    for rows, n, k in ((1, 1_000_000, 10_000), (64, 1000, 5)):
+        x = torch.randn(rows, n)
+        contestants = {
+            "topk_mask": gradient(mask(k), x),
+            "soft_rank": gradient(st.soft_rank, x),
+            "soft_rank forward": lambda x=x: st.soft_rank(x),
+        }
+        if found["entmax"]:
+            bisect = found["entmax"].budget_bisect
+            contestants["entmax budget_bisect"] = gradient(
+                lambda x, k=k, f=bisect: f(x / LAM, budget=k, n_iter=50), x
+            )
+        if found["torchsort"]:
+            rank = found["torchsort"].soft_rank
+            contestants["torchsort soft_rank"] = gradient(rank, x)
+            contestants["torchsort forward"] = lambda x=x, f=rank: f(x)
+        times = results[f"{rows}x{n}"] = best(contestants, seconds)
+        print(f"\n{rows} x {n}, k = {k}, forward + backward unless said otherwise")
+        for name, ms in times.items():
+            print(f"  {name:24s} {ms:10.2f} ms {ms / times['topk_mask']:8.1f} times topk_mask")
+    missing = [name for name, module in found.items() if module is None]
+    if missing:
+        print(f"\nnot installed, and left out: {', '.join(missing)}")
+    return results
+
+
+def _optional(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+_MEMORY = """
+import resource, torch, sparsetopk.torch as st
+torch.set_num_threads(1)
+x = torch.randn(1, 10_000_000)
+st.topk_mask(x[:, :1000], 10)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+y = st.topk_mask(x, 1_000_000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def memory() -> float:
+    """Peak memory of a call on 1 x 10M beyond input and output, as a share of x; in a fresh process."""
+    out = subprocess.run(
+        [sys.executable, "-c", _MEMORY], capture_output=True, text=True, check=True
+    )
+    share = (1024 * int(out.stdout) - 40e6) / 40e6
+    print(f"\npeak memory beyond input and output at 1 x 10M: {100 * share:.1f} % of x")
+    return share
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=0.5, help="time for each measurement")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers here")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    level = native.simd_level() if native else "none"
+    print(f"torch {torch.__version__}, kernels {level}, {arguments.threads} thread(s)")
+    content = {
+        "machine": platform.machine(),
+        "kernels": level,
+        "threads": arguments.threads,
+        "versions": {"torch": torch.__version__, "sparsetopk": sparsetopk.__version__},
+        "shapes": shape_table(arguments.seconds),
+        "operators": operator_table(arguments.seconds),
+        "overhead": overhead(arguments.seconds),
+        "peers": peers(arguments.seconds),
+        "memory beyond the output, share of x": memory()
+        if hasattr(resource, "RUSAGE_SELF")
+        else None,
+    }
+    if arguments.json:
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
