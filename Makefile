@@ -24,6 +24,7 @@ lint: $(VENV)/dev ## check style (ruff) and types (mypy, strict)
 	$(BIN)/mypy
 
 bench: $(VENV)/dev ## time the operators against the hard ones, as ratios in one run
+	$(BIN)/python benchmarks/torch_operators.py
 	$(BIN)/python benchmarks/numpy_operators.py
 
 docs: $(VENV)/docs ## build the documentation into docs/_build/html

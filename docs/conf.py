@@ -1,6 +1,7 @@
 """Sphinx configuration."""
 
 import sparsetopk
+import sparsetopk.torch
 
 project = "sparsetopk"
 author = "The sparsetopk authors"
@@ -23,11 +24,13 @@ html_title = "sparsetopk"
 
 
 def check_coverage(app, env):
-    """Fail the build on a public name that the API page does not show."""
-    page = (app.srcdir / "api.md").read_text()
-    missing = [name for name in sparsetopk.__all__ if f"sparsetopk.{name}\n" not in page]
-    if missing:
-        raise RuntimeError(f"docs/api.md does not document {missing}")
+    """Fail the build on a public name that the API pages do not show."""
+    for module, name in ((sparsetopk, "api.md"), (sparsetopk.torch, "torch.md")):
+        page = (app.srcdir / name).read_text()
+        full = [f"{module.__name__}.{public}" for public in module.__all__]
+        missing = [public for public in full if f"{public}\n" not in page]
+        if missing:
+            raise RuntimeError(f"docs/{name} does not document {missing}")
 
 
 def setup(app):

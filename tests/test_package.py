@@ -73,7 +73,7 @@ def test_docstring_examples(name):
     assert result.failed == 0
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/maths.md", "docs/index.md"])
+@pytest.mark.parametrize("path", ["README.md", "docs/maths.md", "docs/index.md", "docs/torch.md"])
 def test_examples_of_the_docs_run(path):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / path).read_text(), re.M | re.S)
     namespace: dict[str, object] = {}
