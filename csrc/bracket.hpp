@@ -195,6 +195,18 @@ inline T step_up(T x) {
   return x + absolute(x) * T(Limits<T>::epsilon) + Limits<T>::tiniest;
 }
 
+// The next number, for one that is not the largest. Where subnormal numbers count as 0, the one after 0 is normal.
+inline float next_up(float x) {
+  const std::uint32_t bits = bit_cast<std::uint32_t>(x);
+  const float next = x == 0 ? 1e-45f : bit_cast<float>(x > 0 ? bits + 1 : bits - 1);
+  return next > x ? next : 0x1p-126f;
+}
+inline double next_up(double x) {
+  const std::uint64_t bits = bit_cast<std::uint64_t>(x);
+  const double next = x == 0 ? 5e-324 : bit_cast<double>(x > 0 ? bits + 1 : bits - 1);
+  return next > x ? next : 0x1p-1022;
+}
+
 template <class T, class Kind>
 Window<T> window(const Bracket<T>& bracket, double lam, const Kind& kind) {
   const double lowest = double(bracket.lo) - lam * kind.alone(double(bracket.lo), lam);
@@ -276,9 +288,9 @@ void tighten(Bracket<Wide<X>>& bracket, Open<X>& open, double lam, const Kind& k
     std::size_t greater, at_least;
     open.template count<kAbsolute>(cut, cut, greater, at_least);
     if (greater >= bracket.below) {
-      bracket.lo = step_up(cut), bracket.from_lo = greater;
+      bracket.lo = next_up(cut), bracket.from_lo = greater;
     } else if (at_least < bracket.above) {
-      bracket.hi = step_down(cut), bracket.over_hi = at_least;
+      bracket.hi = -next_up(-cut), bracket.over_hi = at_least;
     } else if (greater < bracket.above && at_least >= bracket.below) {
       bracket.lo = bracket.hi = cut, bracket.exact = true;
     } else {  // the cut is one of the two; the other is the key next to it

@@ -8,8 +8,8 @@ namespace sparsetopk {
 namespace {
 
 SimdLevel supported() noexcept {
-#ifdef SPARSETOPK_X86
-  // What x86-64-v3 and x86-64-v4 ask for.
+#ifdef SPARSETOPK_WIDE  // set by the build that has kernels for more
+  // What these kernels are compiled for; see CMakeLists.txt.
   const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
                   __builtin_cpu_supports("bmi2");
   const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -12,7 +12,7 @@ struct Kernels {
 };
 
 Kernels kernels() {
-#ifdef SPARSETOPK_X86
+#ifdef SPARSETOPK_WIDE  // set by the build that has them
   switch (simd_level()) {
     case SimdLevel::avx512: return {avx512::forward, avx512::backward};
     case SimdLevel::avx2: return {avx2::forward, avx2::backward};

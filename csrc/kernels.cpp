@@ -16,7 +16,9 @@ struct Rows {
 
   Row<X, Kind> operator[](std::size_t i) const {
     const X* x = static_cast<const X*>(problem.x) + i * problem.row_stride;
-    return {x, problem.n, problem.k[i * problem.k_stride], problem.lam[i * problem.lam_stride], kind,
+    const double lam = problem.lam[i * problem.lam_stride];
+    constexpr double least = 0x1p-1000;  // from there down 1/lam may overflow
+    return {x, problem.n, problem.k[i * problem.k_stride], lam > 0 && lam < least ? least : lam, kind,
             problem.debias, problem.threads};
   }
 };
@@ -82,8 +84,8 @@ void backward(const Problem& problem, std::size_t begin, std::size_t end, const 
       const std::size_t at = i * problem.n;
       const Cotangents row =
           backward_row(rows[i], problem.state[i], static_cast<const X*>(g) + at, static_cast<X*>(dx) + at);
-      if (dk != nullptr) dk[i] = row.k;
-      if (dlam != nullptr) dlam[i] = row.lam;
+      if (dk != nullptr) dk[i] = finite<double>(row.k);
+      if (dlam != nullptr) dlam[i] = finite<double>(row.lam);
     }
   });
 }

@@ -6,10 +6,10 @@
 namespace sparsetopk {
 namespace SPARSETOPK_LEVEL {
 
-// Gives |x| its sign back; adding 0 makes 0 of -0.
+// Gives |x| its sign back; adding 0 makes 0 of -0, on either side.
 template <class Kind, class X>
 inline X with_sign(double y, X x) {
-  return narrow<X>(Wide<X>(Kind::kAbsolute ? __builtin_copysign(y, double(widen(x))) + 0.0 : y));
+  return narrow<X>(Wide<X>(Kind::kAbsolute ? __builtin_copysign(y, double(widen(x)) + 0.0) + 0.0 : y));
 }
 
 // A solved row that has a threshold, as a function of the key.
@@ -39,7 +39,7 @@ struct Curve {
     if (!kMagnitude) return 1;
     if (debias) return a;
     const double d = kind.alone(a, lam);
-    return d > 0 ? kind.at(d).value : 0;
+    return d > 0 ? smaller(kind.at(d).value, a) : 0;  // d may be beyond the largest double
   }
   double output(double a) const {
     const double t = distance(a);
@@ -156,8 +156,9 @@ void forward_row(const Row<X, Kind>& row, State state, X* y) {
       y[j] = with_sign<Kind>(kMagnitude ? z * double(key<true>(x[j])) : z, x[j]);
     });
   } else if (state.pivot == kInfinity) {
+    const double share = row.k > 0 ? row.k / state.delta : 0;
     for (std::size_t j = 0; j < row.n; ++j)
-      y[j] = narrow<X>(Wide<X>(double(widen(x[j])) == kInfinity ? row.k / state.delta : 0.0));
+      y[j] = narrow<X>(Wide<X>(double(widen(x[j])) == kInfinity ? share : 0.0));
   } else {
     const Solved<X, Kind> solved(row, state);
     Blocks(row.n).run(row.threads, [&](std::size_t, std::size_t begin, std::size_t length) {
@@ -228,7 +229,7 @@ SPARSETOPK_LOOP void add_block(const Curve<Kind>& row, const Candidates& some, B
   for (std::size_t i = 0; i < some.count; i += kLanes)
     for (std::size_t j = 0; j < kLanes; ++j) {
       const double t = some.t[i + j], at = clip(t, Kind::zero, top);
-      const double inside = (t > bottom) & (t < top) ? 1.0 : 0.0;
+      const double inside = ((t > bottom) & (t < top)) ? 1.0 : 0.0;
       whole[j] += t >= top ? 1.0 : 0.0;
       if (!Kind::kVector && inside == 0) continue;
       const double slope = solved.kind.at(at).slope * inside, cotangent = some.g[i + j] * inside;
@@ -336,7 +337,7 @@ SPARSETOPK_LOOP void to_cotangents(const Curve<Kind>& row, const Block& block_, 
     if constexpr (Kind::kVector) {
       const double value = block(solved.kind.at(clip(t, Kind::zero, top)).slope, g);
       const double outside = Kind::kMagnitude && t >= top ? g * shrink : 0.0;
-      some.g[j] = (t > bottom) & (t < top) ? value : outside;
+      some.g[j] = ((t > bottom) & (t < top)) ? value : outside;
     } else if (t > bottom && t < top) {
       some.g[j] = block(solved.kind.at(t).slope, g);
     } else {

@@ -37,7 +37,11 @@ template <>
 struct Power<0> {
   double exponent;
   static constexpr bool kVector = false, kCheap = false;
-  double response(double t) const { return ::pow(t, exponent); }
+  // Never infinite: t may be the root of the largest double, rounded up.
+  double response(double t) const {
+    const double y = ::pow(t, exponent);
+    return y > 1.7976931348623157e308 ? 1.7976931348623157e308 : y;
+  }
   // For p > 2 unbounded at 0: arguments nearer to it share one, as in NumPy.
   double slope(double t) const {
     return exponent * ::pow(exponent < 1 && t < 1e-140 ? 1e-140 : t, exponent - 1);
@@ -45,7 +49,7 @@ struct Power<0> {
   Response at(double t) const {
     if (exponent < 1 && t < 1e-140) return {response(t), slope(t)};
     const double value = response(t);
-    return {value, t > 0 ? exponent * value / t : 0.0};
+    return {value, t > 0 ? exponent * (value / t) : 0.0};
   }
 };
 

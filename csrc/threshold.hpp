@@ -14,11 +14,10 @@ namespace SPARSETOPK_LEVEL {
 constexpr double kNaN = __builtin_nan(""), kInfinity = HUGE_VAL;
 constexpr double kSteepest = 1e280;  // keeps sums and products of slopes finite, for any lam > 0
 
-// a -> t = (a - pivot)/lam + delta, by multiplication; a lam so small that 1/lam overflows is as good as 1e-301.
+// a -> t = (a - pivot)/lam + delta, by multiplication.
 struct Distance {
   double pivot, delta, inverse;
-  Distance(double pivot_, double delta_, double lam)
-      : pivot(pivot_), delta(delta_), inverse(1 / larger(lam, 0x1p-1000)) {}
+  Distance(double pivot_, double delta_, double lam) : pivot(pivot_), delta(delta_), inverse(1 / lam) {}
   double operator()(double a) const { return (a - pivot) * inverse + delta; }
 };
 
@@ -128,7 +127,7 @@ class Equation {
 // The root delta in [lo, hi] by Newton's method kept inside the bracket, as increasing_root does in
 // NumPy: a step that leaves it, or three that do not halve it, give way to bisection; done when the
 // residual is met or the bracket is a few roundings wide, of delta or of ``unit`` if that is larger. From
-// a residual of ``tolerance`` on, one more step is enough.
+// a residual of ``tolerance`` on, one more step is enough, provided that the slope hardly changes over it.
 template <class Kind>
 SPARSETOPK_LOOP double solve_delta(const Distances& distances, double k, double lam, double lo, double hi,
                                    double start, double tolerance, const Kind& kind) {
@@ -139,7 +138,7 @@ SPARSETOPK_LOOP double solve_delta(const Distances& distances, double k, double 
   const double scale = larger(k, 1.0) * kind.prime(pivot - lam * hi);
   // For p > 2 a response is as steep as it likes near 0: there every digit of delta counts.
   const double unit = Kind::zero == 0 && kind.exponent < 1 ? 0 : hi - lo;
-  double delta = start, width = hi - lo, best = start, residual = kInfinity;
+  double delta = start, width = hi - lo, best = start, residual = kInfinity, moved = 0, last_slope = 0;
   // The bracket halves at least every four steps: enough of them to reach any double, so that the loop
   // always ends by one of the rules inside it.
   for (int iteration = 0; iteration < 4 * 1200; ++iteration) {
@@ -160,12 +159,14 @@ SPARSETOPK_LOOP double solve_delta(const Distances& distances, double k, double 
     if (::fabs(step) <= rounding) step = ::copysign(2 * rounding, value);
     const double newton = delta - step;
     bool use_newton = newton > lo && newton < hi;
-    if (use_newton && residual <= tolerance * scale) return newton;
+    const bool straight = ::fabs(step) * ::fabs(sums.slope - last_slope) < moved * sums.slope / 2;
+    if (use_newton && straight && ::fabs(value) <= tolerance * scale) return newton;
     if (iteration % 4 == 3) {
       use_newton = use_newton && hi - lo <= width / 2;
       width = hi - lo;
     }
-    delta = use_newton ? newton : middle;
+    const double next = use_newton ? newton : middle;
+    moved = ::fabs(next - delta), last_slope = sums.slope, delta = next;
   }
   return best;
 }

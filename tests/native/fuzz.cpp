@@ -1,0 +1,457 @@
+// Calls every kernel on rows of awkward lengths and contents, checks what must hold for any of them, and ends with
+// 1 if something does not. `make sanitize` builds it with sanitizers; all buffers are exactly as long as they
+// must be, so that these see a single entry too many.
+//
+//   fuzz [seed] [effort]      effort 1 takes about a minute
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#define SPARSETOPK_LEVEL baseline
+#include "cpu.hpp"
+#include "dtypes.hpp"
+#include "isotonic.hpp"
+#include "kernels.hpp"
+
+#ifdef SPARSETOPK_X86
+#include <immintrin.h>
+#endif
+
+using namespace sparsetopk;
+using sparsetopk::baseline::BFloat16;
+using sparsetopk::baseline::Half;
+using sparsetopk::baseline::Limits;
+using sparsetopk::baseline::narrow;
+using sparsetopk::baseline::Wide;
+using sparsetopk::baseline::widen;
+
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr unsigned kPatience = 20;  // seconds until a call counts as endless
+
+std::mt19937_64 rng;
+double effort = 1;
+char current[256] = "start", row_of_it[256] = "";  // the call at work and a row of it, for the report
+bool failed = false;
+int failures = 0;
+
+// Of a call that violates something, the first violation is reported.
+void check(bool holds, const char* what, double got = kNaN, double expected = kNaN) {
+  if (holds || failed) return;
+  std::fprintf(stderr, "fuzz: %s (got %.17g, expected %.17g) in %s%s\n", what, got, expected, current, row_of_it);
+  failed = true;
+  if (++failures == 100) std::_Exit(1);
+}
+
+template <class... Values>
+void begin_call(const char* format, Values... values) {
+  std::snprintf(current, sizeof(current), format, values...);
+  row_of_it[0] = 0;
+  failed = false;
+  alarm(kPatience);
+}
+
+extern "C" void too_long(int) {
+  const char text[] = "fuzz: a call does not end: ";
+  if (write(2, text, sizeof(text) - 1) < 0 || write(2, current, std::strlen(current)) < 0) std::_Exit(3);
+  std::_Exit(2);
+}
+
+double uniform() { return std::uniform_real_distribution<double>()(rng); }
+double normal() { return std::normal_distribution<double>()(rng); }
+std::size_t below(std::size_t n) { return std::size_t(uniform() * double(n)); }
+
+// ---------------------------------------------------------------------------------------------------- inputs
+
+constexpr std::size_t kLengths[] = {0,    1,    2,    7,    8,    9,    15,    16,    17,    63,   64,   65,    100,   1023,
+                                    1024, 1025, 4095, 4096, 4097, 8191, 8192,  8193,  65535, 65536, 65537, 200000};
+
+template <class X>
+struct Units;  // the spacing of numbers at 1, and next to 0
+template <>
+struct Units<double> {
+  static constexpr double one = 0x1p-52, zero = 5e-324;
+};
+template <>
+struct Units<float> {
+  static constexpr double one = 0x1p-23, zero = 0x1p-149;
+};
+template <>
+struct Units<Half> {
+  static constexpr double one = 0x1p-10, zero = 0x1p-24;
+};
+template <>
+struct Units<BFloat16> {
+  static constexpr double one = 0x1p-7, zero = 0x1p-133;
+};
+
+constexpr const char* kContents[] = {"normal",    "cauchy",  "lognormal", "two-valued", "constant",  "ascending",
+                                     "descending", "integer", "rounded",   "zeros",      "infinities", "nan",
+                                     "padding",   "subnormal", "largest",  "near ties",  "near zero"};
+
+template <class X>
+double entry(const std::string& content, double share) {
+  constexpr double largest = Limits<X>::largest, one = Units<X>::one, zero = Units<X>::zero;
+  if (content == "cauchy") return std::tan(3.14159265358979 * (uniform() - 0.5));
+  if (content == "lognormal") return std::exp(5 * normal()) * (uniform() < 0.5 ? 1 : -1);
+  if (content == "two-valued") return uniform() < 0.5 ? 1 : -0.5;
+  if (content == "constant") return 0.7;
+  if (content == "ascending") return 4 * share - 2;
+  if (content == "descending") return 2 - 4 * share;
+  if (content == "integer") return double(below(7)) - 3;
+  if (content == "rounded") return std::round(10 * normal()) / 10;
+  if (content == "zeros") return uniform() < 0.7 ? (uniform() < 0.5 ? 0.0 : -0.0) : normal();
+  if (content == "infinities") return uniform() < 0.2 ? (uniform() < 0.5 ? kInf : -kInf) : normal();
+  if (content == "padding") return uniform() < 0.5 ? -kInf : normal();
+  if (content == "subnormal") return zero * std::round(20 * normal());
+  if (content == "largest") return largest * (1 - uniform() * (uniform() < 0.5 ? 1e-2 : 1)) * (uniform() < 0.5 ? 1 : -1);
+  if (content == "near ties") {  // a few roundings apart, with some far away
+    const double step = double(below(4));
+    return uniform() < 0.1 ? 1000 * normal() : (2 - (1 + step) * one) * (uniform() < 0.1 ? -1 : 1);
+  }
+  if (content == "near zero") return uniform() < 0.2 ? normal() : uniform() < 0.5 ? 0 : zero * double(below(4));
+  return normal();
+}
+
+template <class X>
+X from_double(double value) {
+  return narrow<X>(Wide<X>(value));
+}
+
+// x[i] for i in rows of length n, ``stride`` apart; nothing follows the last row.
+template <class X>
+std::vector<X> make_rows(const std::string& content, std::size_t rows, std::size_t n, std::size_t stride) {
+  std::vector<X> x(rows == 0 ? 0 : (rows - 1) * stride + n);
+  for (std::size_t i = 0; i < x.size(); ++i)
+    x[i] = from_double<X>(entry<X>(content, double(i % stride) / double(stride)));
+  if (content == "nan" && n > 0)
+    for (std::size_t row = 0; row < rows; ++row) x[row * stride + below(n)] = from_double<X>(kNaN);
+  return x;
+}
+
+std::vector<double> ks(std::size_t n) {
+  const double length = double(n);
+  return {0,          0.3 * std::min(length, 1.0), std::floor(length / 2), 0.37 * length,           length - 0.5,
+          length,     std::floor(length / 10),     length + 1,             -1,                      kNaN,
+          kInf,       std::min(1.0, length),       length - 1e-9,          std::min(1e-300, length), std::min(3.0, length)};
+}
+constexpr double kLams[] = {0, 1e-300, 5e-324, 1e-8, 0.1, 1, 1e8, 1e300, kNaN, -1, kInf};
+
+// ------------------------------------------------------------------------------------------- the top-k family
+
+struct Setting {
+  const char* name;
+  Operator op;
+  double exponent;
+  bool debias;
+};
+constexpr Setting kSettings[] = {
+    {"mask 2", Operator::mask, 1, false},
+    {"mask 3/2", Operator::mask, 2, false},
+    {"mask 4/3", Operator::mask, 3, false},
+    {"mask 1.2", Operator::mask, 5, false},
+    {"mask 3", Operator::mask, 0.5, false},
+    {"magnitude 2", Operator::magnitude, 1, false},
+    {"magnitude 2 debias", Operator::magnitude, 1, true},
+    {"magnitude 4/3", Operator::magnitude, 3, false},
+    {"magnitude 4/3 debias", Operator::magnitude, 3, true},
+    {"magnitude 3", Operator::magnitude, 0.5, false},
+    {"magnitude 3 debias", Operator::magnitude, 0.5, true},
+    {"sign 2", Operator::sign, 1, false},
+    {"sign 4/3", Operator::sign, 3, false},
+    {"sign 3", Operator::sign, 0.5, false},
+    {"two-sided 2", Operator::two_sided, 1, false},
+    {"two-sided 3/2", Operator::two_sided, 2, false},
+    {"two-sided 4/3", Operator::two_sided, 3, false},
+};
+
+template <class X>
+constexpr Dtype dtype_of() {
+  return std::is_same_v<X, float>    ? Dtype::float32
+         : std::is_same_v<X, double> ? Dtype::float64
+         : std::is_same_v<X, Half>   ? Dtype::float16
+                                     : Dtype::bfloat16;
+}
+
+struct Level {
+  const char* name;
+  decltype(&baseline::forward) forward;
+  decltype(&baseline::backward) backward;
+};
+
+// The level that calls go to, and those below it.
+std::vector<Level> levels() {
+  std::vector<Level> all{{"baseline", baseline::forward, baseline::backward}};
+#ifdef SPARSETOPK_WIDE
+  if (simd_level() >= SimdLevel::avx2) all.push_back({"avx2", avx2::forward, avx2::backward});
+  if (simd_level() >= SimdLevel::avx512) all.push_back({"avx512", avx512::forward, avx512::backward});
+#endif
+  return all;
+}
+
+// Everything that a call writes.
+template <class X>
+struct Result {
+  std::vector<X> y, dx;
+  std::vector<State> state;
+  std::vector<double> dk, dlam;
+
+  Result(std::size_t rows, std::size_t n) : y(rows * n), dx(rows * n), state(rows), dk(rows), dlam(rows) {}
+};
+
+template <class X, class Forward, class Backward>
+Result<X> run(Problem problem, const std::vector<X>& g, Forward forward, Backward backward) {
+  Result<X> result(problem.rows, problem.n);
+  problem.state = result.state.data();
+  forward(problem, result.y.data());
+  backward(problem, g.data(), result.dx.data(), result.dk.data(), result.dlam.data());
+  return result;
+}
+
+template <class X>
+bool same_bits(const std::vector<X>& a, const std::vector<X>& b) {
+  return a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(X)) == 0;
+}
+
+template <class X>
+void check_same(const Result<X>& a, const Result<X>& b, const char* what) {
+  check(same_bits(a.y, b.y), what);
+  check(same_bits(a.state, b.state), what);
+  check(same_bits(a.dx, b.dx), what);
+  check(same_bits(a.dk, b.dk) && same_bits(a.dlam, b.dlam), what);
+}
+
+// What holds for a row whatever it contains.
+template <class X>
+void check_row(const Problem& problem, const X* x, double k, double lam, const X* y, const X* dx, double dk,
+               double dlam) {
+  const std::size_t n = problem.n;
+  const bool absolute = problem.op == Operator::magnitude || problem.op == Operator::sign;
+  bool valid = k >= 0 && k <= double(n) && lam >= 0 && lam < kInf;
+  std::size_t candidates = 0;
+  double largest = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const double value = double(widen(x[i]));
+    valid = valid && value == value && !(absolute && std::isinf(value));
+    candidates += absolute || value > -kInf;
+    largest = std::max(largest, std::fabs(value));
+  }
+  // The derivatives of the magnitude are sums of keys, which may be beyond the largest double.
+  const bool derivatives = problem.op != Operator::magnitude || largest < 1e150;
+  double sum = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const double value = double(widen(x[i])), out = double(widen(y[i])), slope = double(widen(dx[i]));
+    check(valid == (out == out), valid ? "NaN in y" : "y of an invalid row is not NaN", out);
+    check(valid ? std::isfinite(slope) || !derivatives : slope != slope, "dx", slope);
+    if (!valid) continue;
+    const double most = problem.op == Operator::magnitude ? std::fabs(value) + 4 * Units<X>::one * largest : 1;
+    check(std::fabs(out) <= most, "y is too large", out, most);
+    check(absolute ? out == 0 || (out < 0) == (value < 0) : out >= 0, "y has the wrong sign", out, value);
+    sum += std::fabs(out);
+  }
+  check(valid ? std::isfinite(dk) || !derivatives : dk != dk, "dk", dk);
+  check(valid ? std::isfinite(dlam) || !derivatives : dlam != dlam, "dlam", dlam);
+  if (!valid || problem.op == Operator::magnitude) return;
+  const double expected = std::min(k, double(candidates));
+  // Every y is rounded once, and t was; near 0 the response for p > 2 magnifies what t lost.
+  const double each = problem.exponent < 1 || sizeof(Wide<X>) == sizeof(float) ? 2e-7 : 1e-12;
+  const double tolerance = Units<X>::one * expected + double(n) * Units<X>::zero + each * (1 + expected) + 1e-15 * double(n);
+  check(sum <= expected + tolerance, "the sum of y is over k", sum, expected);
+  if (problem.op == Operator::sign) return;
+  check(sum >= expected - tolerance, "the sum of y is under k", sum, expected);
+}
+
+template <class X>
+void fuzz_rows(const char* dtype, const Setting& setting, const char* content, std::size_t n) {
+  const std::size_t rows = n > 10000 ? 1 : n == 1025 ? 68 : 3, stride = n + (n % 2);
+  const std::vector<X> x = make_rows<X>(content, rows, n, stride);
+  std::vector<X> g(rows * n);
+  for (X& value : g) value = from_double<X>(normal());
+  const auto choices = ks(n);
+  std::vector<double> k(rows), lam(rows);
+  for (double& value : k) value = choices[below(choices.size())];
+  for (double& value : lam) value = kLams[below(std::size(kLams))];
+  const bool single = below(4) == 0;
+  Problem problem{setting.op, setting.exponent, setting.debias, dtype_of<X>(), rows, n, stride, x.data(),
+                  k.data(), std::size_t(!single), lam.data(), std::size_t(!single), nullptr, 1};
+  begin_call("%s of %s, %s, n = %zu", setting.name, dtype, content, n);
+  const Result<X> result = run(problem, g, forward, backward);
+  problem.threads = 4;
+  check_same(result, run(problem, g, forward, backward), "four threads differ from one");
+  for (const Level& level : levels()) {
+    const auto with_forward = [&](const Problem& p, void* y) { level.forward(p, 0, rows, y); };
+    const auto with_backward = [&](const Problem& p, const void* dy, void* dx, double* dk, double* dlam) {
+      level.backward(p, 0, rows, dy, dx, dk, dlam);
+    };
+    check_same(result, run(problem, g, with_forward, with_backward), level.name);
+  }
+  for (std::size_t row = 0; row < rows; ++row) {
+    const double of_k = k[single ? 0 : row], of_lam = lam[single ? 0 : row];
+    std::snprintf(row_of_it, sizeof(row_of_it), ", row %zu with k = %.17g, lam = %g and state %.17g, %.17g", row, of_k,
+                  of_lam, result.state[row].pivot, result.state[row].delta);
+    check_row(problem, x.data() + row * stride, of_k, of_lam, result.y.data() + row * n, result.dx.data() + row * n,
+              result.dk[row], result.dlam[row]);
+  }
+}
+
+// Where subnormal numbers count as 0, calls must end all the same.
+void flush_subnormals(bool flush) {
+#ifdef SPARSETOPK_X86
+  _mm_setcsr(flush ? _mm_getcsr() | 0x8040u : _mm_getcsr() & ~0x8040u);
+#else
+  (void)flush;
+#endif
+}
+
+template <class X>
+void fuzz_flushed(const char* dtype, const Setting& setting, const char* content, std::size_t n) {
+  const std::vector<X> x = make_rows<X>(content, 1, n, n);
+  const auto choices = ks(n);
+  const double k = choices[below(choices.size())], lam = kLams[below(std::size(kLams))];
+  Result<X> result(1, n);
+  const Problem problem{setting.op, setting.exponent, setting.debias, dtype_of<X>(), 1, n, n, x.data(), &k, 0, &lam, 0,
+                        result.state.data(), 1};
+  begin_call("%s of %s, %s, n = %zu, k = %g, lam = %g, subnormal numbers flushed",
+                setting.name, dtype, content, n, k, lam);
+  flush_subnormals(true);
+  forward(problem, result.y.data());
+  backward(problem, x.data(), result.dx.data(), result.dk.data(), result.dlam.data());
+  flush_subnormals(false);
+}
+
+template <class X>
+void fuzz_dtype(const char* dtype, std::size_t n) {
+  for (const Setting& setting : kSettings)
+    for (const char* content : kContents) {
+      const double repeats = effort * std::min(6.0, (n == 1025 ? 20 : 400) / (double(n) + 1));
+      for (double left = repeats; left > 0; --left) {
+        if (left < 1 && uniform() > left) break;
+        fuzz_rows<X>(dtype, setting, content, n);
+        fuzz_flushed<X>(dtype, setting, content, n);
+      }
+    }
+}
+
+// ----------------------------------------------------------------------------------------- sorting and pooling
+
+template <class T>
+void fuzz_sort(const char* content, std::size_t n) {
+  const std::size_t rows = 2;
+  const std::vector<T> x = make_rows<T>(content, rows, n, n);
+  std::vector<std::int64_t> order(rows * n);
+  begin_call("sort of %s, n = %zu, %zu bytes", content, n, sizeof(T));
+  argsort_descending(rows, n, x.data(), order.data());
+  for (std::size_t row = 0; row < rows; ++row) {
+    const T* values = x.data() + row * n;
+    const std::int64_t* at = order.data() + row * n;
+    std::vector<bool> seen(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      check(at[i] >= 0 && std::size_t(at[i]) < n && !seen[std::size_t(at[i])], "not a permutation", double(at[i]));
+      seen[std::size_t(at[i])] = true;
+      if (i == 0) continue;
+      const T before = values[at[i - 1]], here = values[at[i]];
+      const bool tie = before == here || (before != before && here != here);
+      check(tie ? at[i - 1] < at[i] : before > here || here != here, "not in decreasing order", double(here));
+    }
+  }
+}
+
+template <class T>
+void fuzz_permutahedron(const char* content, std::size_t n, double exponent, PhiName phi) {
+  const std::size_t rows = 2, w_rows = below(2) + 1;
+  const std::vector<T> x = make_rows<T>(content, rows, n, n);
+  std::vector<T> w(w_rows * n), dy(rows * n);
+  for (T& value : w) value = T(phi == PhiName::identity ? normal() : std::fabs(std::round(2 * normal())));
+  for (T& value : dy) value = T(normal());
+  constexpr double lams[] = {1e-300, 1e-8, 0.1, 1, 1e8};
+  const std::vector<double> lam{lams[below(5)], lams[below(5)]};
+  begin_call("permutahedron of %s, n = %zu, %zu bytes, exponent %g, phi %d, lam %g, %g",
+                content, n, sizeof(T), exponent, int(phi), lam[0], lam[1]);
+  const bool finite = std::all_of(x.begin(), x.end(), [](T value) { return std::isfinite(value); });
+  std::vector<double> d(rows * n);
+  std::vector<std::int64_t> block(rows * n), paired(rows * n);
+  std::vector<T> keys = x;
+  if (phi != PhiName::identity && phi != PhiName::exp)
+    for (T& value : keys) value = std::fabs(value);
+  const FloatRows of_x{keys.data(), sizeof(T), rows, n}, of_w{w.data(), sizeof(T), w_rows, n};
+  const bool solved = solve_permutahedron(phi, exponent, of_x, of_w, lam.data(), d.data(), block.data(), paired.data());
+  check(solved == finite, "finite", solved, finite);
+  if (finite)
+    for (std::size_t i = 0; i < rows * n; ++i)
+      check(block[i] >= 0 && block[i] < std::int64_t(n) && paired[i] >= 0 && paired[i] < std::int64_t(n), "block ids",
+            double(block[i]), double(paired[i]));
+  if (phi != PhiName::identity) return;
+
+  std::vector<T> y(rows * n), dx(rows * n), saved_d(rows * n);
+  std::vector<std::uint32_t> order(rows * n), first(rows * n), w_order(w_rows * n);
+  std::vector<double> dw(w_rows * n), dlam(rows);
+  const Saved<T> saved{order.data(), first.data(), w_order.data(), saved_d.data()};
+  check(permutahedron_forward<T>(exponent, rows, n, x.data(), of_w, lam.data(), y.data(), saved) == finite, "finite");
+  if (!finite) return;
+  permutahedron_backward<T>(exponent, rows, n, saved, lam.data(), dy.data(), dx.data(), dw.data(), w_rows == 1,
+                            dlam.data(), 1e-8);
+  for (std::size_t row = 0; row < rows; ++row) {
+    double sum = 0, expected = 0, size = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      const double out = double(y[row * n + i]), in = double(w[(w_rows == 1 ? 0 : row) * n + i]);
+      check(out == out, "NaN in y", out);
+      check(dx[row * n + i] == dx[row * n + i], "NaN in dx");
+      sum += out, expected += in, size += std::fabs(out) + std::fabs(in);
+    }
+    check(dlam[row] == dlam[row], "NaN in dlam");
+    const double each = std::max(Units<T>::one, exponent < 1 ? 1e-7 : 1e-11);
+    check(std::fabs(sum - expected) <= each * size, "the sum of y is not that of w", sum, expected);
+  }
+}
+
+void fuzz_isotonic(std::size_t n) {
+  constexpr double exponents[] = {1, 2, 3, 5, 0.5};
+  for (const char* content : kContents) {
+    const double repeats = effort * std::min(1.0, 2000 / (double(n) + 1));
+    if (uniform() > repeats) continue;
+    fuzz_sort<float>(content, n);
+    fuzz_sort<double>(content, n);
+    for (double exponent : exponents)
+      for (PhiName phi : {PhiName::identity, PhiName::half_square, PhiName::abs, PhiName::exp}) {
+        if (uniform() > 2 * repeats) continue;
+        fuzz_permutahedron<float>(content, n, exponent, phi);
+        fuzz_permutahedron<double>(content, n, exponent, phi);
+      }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  rng.seed(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1);
+  if (argc > 2) effort = std::atof(argv[2]);
+  signal(SIGALRM, too_long);
+  for (std::size_t n : kLengths) {
+    const auto start = std::chrono::steady_clock::now();
+    fuzz_isotonic(n);
+    fuzz_dtype<float>("float32", n);
+    fuzz_dtype<double>("float64", n);
+    fuzz_dtype<Half>("float16", n);
+    fuzz_dtype<BFloat16>("bfloat16", n);
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    std::printf("n = %-7zu %5.1f s\n", n, taken.count());
+    std::fflush(stdout);
+  }
+  std::printf("levels:");
+  for (const Level& level : levels()) std::printf(" %s", level.name);
+  std::printf("\n");
+  return failures > 0;
+}
