@@ -1,10 +1,33 @@
-// Rows are shared between threads, and every call goes to the level that the CPU supports.
+// Rows are shared between threads, every call goes to the level that the CPU supports, and large outputs
+// to large pages.
+#include <cstdint>
+
 #include "cpu.hpp"
 #include "kernels.hpp"
 #include "parallel.hpp"
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 namespace sparsetopk {
 namespace {
+
+// A large output is fresh memory: with pages of 4 KiB the system spends more time on handing them out than the
+// kernels on filling them. This asks for large ones, where the system leaves the choice to the program.
+void prefer_large_pages(const Problem& problem, void* output) {
+#ifdef __linux__
+  constexpr std::uintptr_t kPage = 4096, kLarge = 16 << 20;
+  const std::size_t sizes[] = {4, 8, 2, 2};
+  const auto begin = reinterpret_cast<std::uintptr_t>(output);
+  const std::uintptr_t end = begin + problem.rows * problem.n * sizes[int(problem.dtype)];
+  if (end - begin < kLarge) return;
+  const std::uintptr_t first = (begin + kPage - 1) / kPage * kPage;
+  madvise(reinterpret_cast<void*>(first), end / kPage * kPage - first, MADV_HUGEPAGE);  // a wish: may fail
+#else
+  (void)problem, (void)output;
+#endif
+}
 
 struct Kernels {
   decltype(&baseline::forward) forward;
@@ -56,11 +79,13 @@ void for_rows(const Problem& problem, Run run) {
 
 void forward(const Problem& problem, void* y) {
   static const auto kernel = kernels().forward;
+  prefer_large_pages(problem, y);
   for_rows(problem, [y](const Problem& p, std::size_t begin, std::size_t end) { kernel(p, begin, end, y); });
 }
 
 void backward(const Problem& problem, const void* g, void* dx, double* dk, double* dlam) {
   static const auto kernel = kernels().backward;
+  prefer_large_pages(problem, dx);
   for_rows(problem, [=](const Problem& p, std::size_t begin, std::size_t end) {
     kernel(p, begin, end, g, dx, dk, dlam);
   });

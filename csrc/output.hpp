@@ -94,35 +94,37 @@ inline void write_lanes(const Curve<Kind>& row, double debias_lam, double shrink
 }
 
 template <class X, class Kind>
-void write(const Solved<X, Kind>& row, const X* __restrict x, std::size_t n, X* __restrict y) {
+void write_all(const Curve<Kind>& row, const X* __restrict x, std::size_t n, X* __restrict y) {
+  const Curve<Kind> curve = row;  // in registers: y might be anything
+  const double debias_lam = curve.debias ? curve.lam : 0, shrink = curve.debias ? 1 : 1 / (1 + curve.lam);
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) write_lanes(curve, debias_lam, shrink, x + i, y + i);
+  if (i == n) return;
+  if (n >= kLanes) return write_lanes(curve, debias_lam, shrink, x + n - kLanes, y + n - kLanes);
+  X some[kLanes] = {}, out[kLanes];
+  std::memcpy(some, x, n * sizeof(X));
+  write_lanes(curve, debias_lam, shrink, some, out);
+  std::memcpy(y, out, n * sizeof(X));
+}
+
+// y where S is costly: 0 or 1 (or x) for most entries, and S for those in between.
+template <class X, class Kind>
+void write_inside(const Solved<X, Kind>& row, const X* x, std::size_t n, X* y) {
   using T = Wide<X>;
-  if constexpr (Kind::kCheap) {
-    const Curve<Kind> curve = row;  // in registers: y might be anything
-    const double debias_lam = curve.debias ? curve.lam : 0, shrink = curve.debias ? 1 : 1 / (1 + curve.lam);
-    std::size_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) write_lanes(curve, debias_lam, shrink, x + i, y + i);
-    if (i == n) return;
-    if (n >= kLanes) return write_lanes(curve, debias_lam, shrink, x + n - kLanes, y + n - kLanes);
-    X some[kLanes] = {}, out[kLanes];
-    std::memcpy(some, x, n * sizeof(X));
-    write_lanes(curve, debias_lam, shrink, some, out);
-    std::memcpy(y, out, n * sizeof(X));
-  } else {
-    for_tiles<Kind::kAbsolute>(x, n, [&](const T* keys, std::size_t i, std::size_t length) {
-      std::uint32_t positions[kTile + 16];
-      double some[kTile];
-      const std::size_t count = positions_between(keys, length, row.from, row.to, positions);
-      const T to = row.to;
-      for (std::size_t j = 0; j < length; ++j)
-        y[i + j] = with_sign<Kind>(double(keys[j] > to ? (Kind::kMagnitude ? keys[j] : T(1)) : T(0)), x[i + j]);
-      for (std::size_t j = 0; j < count; ++j) some[j] = double(keys[positions[j]]);
-      outputs<Kind>(row, some, count);
-      for (std::size_t j = 0; j < count; ++j) {
-        const std::size_t at = positions[j];
-        y[i + at] = with_sign<Kind>(some[j], x[i + at]);
-      }
-    });
-  }
+  for_tiles<Kind::kAbsolute>(x, n, [&](const T* keys, std::size_t i, std::size_t length) {
+    std::uint32_t positions[kTile + 16];
+    double some[kTile];
+    const std::size_t count = positions_between(keys, length, row.from, row.to, positions);
+    const T to = row.to;
+    for (std::size_t j = 0; j < length; ++j)
+      y[i + j] = with_sign<Kind>(double(keys[j] > to ? (Kind::kMagnitude ? keys[j] : T(1)) : T(0)), x[i + j]);
+    for (std::size_t j = 0; j < count; ++j) some[j] = double(keys[positions[j]]);
+    outputs<Kind>(row, some, count);
+    for (std::size_t j = 0; j < count; ++j) {
+      const std::size_t at = positions[j];
+      y[i + at] = with_sign<Kind>(some[j], x[i + at]);
+    }
+  });
 }
 
 // A mass of ``delta`` for the entries at the pivot, the first ones first, and 1 for those above.
@@ -160,10 +162,18 @@ void forward_row(const Row<X, Kind>& row, State state, X* y) {
     for (std::size_t j = 0; j < row.n; ++j)
       y[j] = narrow<X>(Wide<X>(double(widen(x[j])) == kInfinity ? share : 0.0));
   } else {
-    const Solved<X, Kind> solved(row, state);
-    Blocks(row.n).run(row.threads, [&](std::size_t, std::size_t begin, std::size_t length) {
-      write(solved, x + begin, length, y + begin);
-    });
+    const Blocks blocks(row.n);
+    if constexpr (Kind::kCheap) {
+      const Curve<Kind> curve(row.kind, state, row.k, row.lam, row.debias);
+      blocks.run(row.threads, [&](std::size_t, std::size_t begin, std::size_t length) {
+        write_all(curve, x + begin, length, y + begin);
+      });
+    } else {
+      const Solved<X, Kind> solved(row, state);
+      blocks.run(row.threads, [&](std::size_t, std::size_t begin, std::size_t length) {
+        write_inside(solved, x + begin, length, y + begin);
+      });
+    }
   }
 }
 
