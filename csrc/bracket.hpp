@@ -31,8 +31,8 @@ struct Bracket {
       : lo(lo_), hi(hi_), above(std::size_t(::ceil(k))), below(std::size_t(k) + 1) {}
 };
 
-// The z above which n normal numbers have their k largest (folded: the k largest in magnitude), with three
-// standard errors.
+// The z above which n normal numbers have their k largest (folded: the k largest in magnitude), and how far
+// off it may be: 2.5 standard errors.
 struct NormalGuess {
   bool folded;
   double k = -1, z = 0, margin = 0;
@@ -47,7 +47,7 @@ struct NormalGuess {
                                     (1 + s * (1.432788 + s * (0.189269 + s * 0.001308)));
     z = upper < 0.5 ? quantile : -quantile;
     const double density = (folded ? 2 : 1) * 0.3989422804014327 * ::exp(-quantile * quantile / 2);
-    margin = 3 * ::sqrt(share * (1 - share) / double(n)) / density;
+    margin = 2.5 * ::sqrt(share * (1 - share) / double(n)) / density;
   }
 };
 
@@ -236,7 +236,7 @@ SPARSETOPK_LOOP void settle(Bracket<Wide<X>>& bracket, const Open<X>& open) {
     }
   }
   for (std::size_t i = count; i % kLanes != 0; ++i) inside[i] = inside[0];  // as if it were there once
-  for (std::size_t i = 0; i < kLanes; ++i) upper[i] = lower[i] = bracket.hi;
+  for (std::size_t i = 0; i < kLanes; ++i) upper[i] = lower[i] = T(Limits<T>::largest);
   const std::uint32_t above = std::uint32_t(bracket.above - over), below = std::uint32_t(bracket.below - over);
   for (std::size_t first = 0; first < count; first += kLanes) {
     std::uint32_t greater[kLanes] = {};
