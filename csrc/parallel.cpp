@@ -77,26 +77,19 @@ class Pool {
 };
 
 // Never destroyed: its threads may outlive static objects. In a forked child the parent's threads are
-// gone, and its locks may be held for ever: the child takes a new pool and leaves the old one be.
-Pool* pool = nullptr;
-
-Pool& the_pool() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    pool = new Pool;
+// gone, and its locks may be held for ever: the child takes a new pool and leaves the old one be. It is
+// there before the first call, which a fork could interrupt.
+Pool* pool = new Pool;
 #if defined(__unix__) || defined(__APPLE__)
-    pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
+const int at_fork = pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
 #endif
-  });
-  return *pool;
-}
 
 }  // namespace
 
 void parallel_for(std::size_t count, std::size_t threads, void (*run)(void*, std::size_t), void* context) {
   Job job{count, run, context};
   if (threads > count) threads = count;
-  if (threads > 1 && the_pool().run(job, threads - 1)) return;
+  if (threads > 1 && pool->run(job, threads - 1)) return;
   job.work();
 }
 
