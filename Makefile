@@ -7,7 +7,7 @@ SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 WORKERS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test lint bench docs wheel sanitize clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -31,12 +31,30 @@ docs: $(VENV)/docs ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
+wheel: $(VENV)/build ## build sdist and wheel, and run the quick tests on each, installed in a clean environment
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python tests/packages.py dist build/installed
+
+SANITIZERS ?= address,undefined,float-cast-overflow
+
+sanitize: $(VENV)/build ## fuzz the kernels under the sanitizers of the compiler (a few minutes, mostly to compile)
+	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DCMAKE_BUILD_TYPE=None -DSPARSETOPK_SANITIZE=$(SANITIZERS)
+	$(BIN)/cmake --build build/sanitize -j 2
+	build/sanitize/fuzz
+
 clean: ## remove everything that the other targets made
 	rm -rf $(VENV) build dist out docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/python:
 	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# Tools that the others bring in only while they build.
+$(VENV)/build: constraints.txt | $(VENV)/python
+	$(PIP) build cmake ninja
 	touch $@
 
 # An editable install with one extra; the file of the same name records that it is up to date.

@@ -34,7 +34,7 @@ struct Kernels {
   decltype(&baseline::backward) backward;
 };
 
-Kernels kernels() {
+Kernels choose() {
 #ifdef SPARSETOPK_WIDE  // set by the build that has them
   switch (simd_level()) {
     case SimdLevel::avx512: return {avx512::forward, avx512::backward};
@@ -44,6 +44,8 @@ Kernels kernels() {
 #endif
   return {baseline::forward, baseline::backward};
 }
+
+const Kernels kernels = choose();
 
 // run(problem, begin, end) over all rows: many rows are shared between the threads, of few rows each is.
 template <class Run>
@@ -78,16 +80,14 @@ void for_rows(const Problem& problem, Run run) {
 }  // namespace
 
 void forward(const Problem& problem, void* y) {
-  static const auto kernel = kernels().forward;
   prefer_large_pages(problem, y);
-  for_rows(problem, [y](const Problem& p, std::size_t begin, std::size_t end) { kernel(p, begin, end, y); });
+  for_rows(problem, [y](const Problem& p, std::size_t begin, std::size_t end) { kernels.forward(p, begin, end, y); });
 }
 
 void backward(const Problem& problem, const void* g, void* dx, double* dk, double* dlam) {
-  static const auto kernel = kernels().backward;
   prefer_large_pages(problem, dx);
   for_rows(problem, [=](const Problem& p, std::size_t begin, std::size_t end) {
-    kernel(p, begin, end, g, dx, dk, dlam);
+    kernels.backward(p, begin, end, g, dx, dk, dlam);
   });
 }
 

@@ -1,0 +1,92 @@
+"""Every operator and its derivatives on the case table, as named arrays, for whatever core is installed.
+
+    python everything.py out.npz [without-core]
+
+With ``without-core`` the compiled core is hidden first. Prints what the import warns of, and the file
+that the package came from.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+
+
+def topk_family(st: Any) -> dict[str, np.ndarray]:
+    from cases import CASES, INPUTS
+
+    found = {}
+    for case in CASES:
+        for name, (x, k, lam) in INPUTS.items():
+            k -= 1 / 64  # at integers the derivative in k may have two values
+            at = f"{case} {name}"
+            found[at] = case.function(st)(x, k, lam)
+            found[f"{at} hard"] = case.function(st)(x, k, 0.0)
+            dy = np.cos(np.arange(x.size))
+            for part, value in zip("xkl", case.function(st, "_vjp")(x, k, lam, dy=dy), strict=True):
+                found[f"{at} d{part}"] = value
+    return found
+
+
+def others(st: Any) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(3, 20)), np.sort(rng.normal(size=20))[::-1].copy()
+    found: dict[str, Any] = {"value": st.topk_value(x, 3, 0.5)}
+    for p in (2.0, 1.5, 3.0):
+        found[f"soft_sort {p}"] = st.soft_sort(x, 0.5, p=p)
+        found[f"soft_rank {p}"] = st.soft_rank(x, 0.5, p=p)
+        found[f"permutahedron {p}"] = st.permutahedron(x, w, 0.5, p=p)
+    selection = st.topk_select(x, 3, 0.5)
+    found["select"], found["selected"] = selection.values, selection.indices
+    found["lam"] = st.choose_lam(x, 3)
+    found["loss"] = st.topk_loss(x, np.array([1, 2, 3]), 3)
+    found["loss dx"] = st.topk_loss_vjp(x, np.array([1, 2, 3]), 3, dy=2.0)
+    for name in ("argsort", "sort", "rank"):
+        found[name] = getattr(st, name)(x)
+    return found
+
+
+def sorting_derivatives() -> dict[str, np.ndarray]:
+    """Gradients of the sorting operators, which the two front-ends spell differently."""
+    import sparsetopk
+    import torch
+
+    import sparsetopk.torch as st
+
+    rng = np.random.default_rng(1)
+    x, dy = rng.normal(size=(2, 3, 20))
+    found = {}
+    for name in ("soft_sort", "soft_rank"):
+        for p in (2.0, 1.5, 3.0):
+            cotangents = getattr(sparsetopk, f"{name}_vjp")(x, 0.5, dy=dy, p=p)
+            at = torch.tensor(x, requires_grad=True)
+            getattr(st, name)(at, 0.5, p=p).backward(torch.tensor(dy))
+            found[f"numpy {name} {p}"], found[f"torch {name} {p}"] = cotangents[0], at.grad.numpy()
+    return found
+
+
+def everything() -> dict[str, np.ndarray]:
+    from frontends import FRONTENDS
+
+    found = sorting_derivatives()
+    for name, frontend in FRONTENDS.items():
+        for part in (topk_family, others):
+            found |= {f"{name} {key}": np.asarray(v) for key, v in part(frontend()).items()}
+    return found
+
+
+if __name__ == "__main__":
+    if "without-core" in sys.argv:
+        sys.modules["sparsetopk._core"] = None  # type: ignore[assignment]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        import sparsetopk
+        import sparsetopk.torch
+    for warning in caught:
+        if "sparsetopk" in str(warning.message):
+            print(warning.category.__name__, warning.message)
+    print(sparsetopk.__file__)
+    np.savez(sys.argv[1], **everything())

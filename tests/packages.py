@@ -1,0 +1,79 @@
+"""Checks the sdist and the wheel in a folder, and runs the quick tests on each, installed in a clean
+environment and away from the source tree. `make wheel` runs it.
+
+    python packages.py dist work
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+IN_SDIST = {
+    *("CHANGELOG.md", "CITATION.cff", "CMakeLists.txt", "CONTRIBUTING.md", "LICENSE", "Makefile"),
+    *("PKG-INFO", "README.md", "constraints.txt", "pyproject.toml", ".gitignore"),
+    *("benchmarks", "csrc", "docs", "src", "tests"),
+}
+FOR_TESTS = ("tests", "docs", "README.md", "pyproject.toml")
+REQUIREMENTS = ("pytest", "pytest-xdist", "hypothesis", "scipy")
+
+
+def check_sdist(path: Path) -> None:
+    with tarfile.open(path) as archive:
+        names = {Path(*Path(name).parts[1:]) for name in archive.getnames()}
+    found = {name.parts[0] for name in names}
+    assert found == IN_SDIST, f"{path.name}: {sorted(found ^ IN_SDIST)}"
+    kept = {".cpp", ".hpp", ".py", ".pyi", ".md", ".txt", ".toml", ".cff", ".typed", ".bib"}
+    odd = [str(n) for n in names if n.suffix not in kept and n.parts[0] in ("csrc", "src", "tests")]
+    assert not [n for n in odd if not n.endswith("py.typed")], f"{path.name}: {odd}"
+
+
+def check_wheel(path: Path) -> None:
+    assert re.fullmatch(r"sparsetopk-[\d.]+-cp311-abi3-\w+\.whl", path.name), path.name
+    with zipfile.ZipFile(path) as archive:
+        names = set(archive.namelist())
+    for name in ("_core.abi3.so", "_core.pyi", "py.typed", "torch/__init__.py"):
+        assert f"sparsetopk/{name}" in names, f"{path.name} lacks {name}"
+    odd = [n for n in names if not re.match(r"sparsetopk(-[\d.]+\.dist-info)?/", n) or ".cpp" in n]
+    assert not odd, f"{path.name}: {odd}"
+
+
+def run_tests(path: Path, work: Path) -> None:
+    shutil.rmtree(work, ignore_errors=True)
+    venv.create(work / "env", with_pip=True)
+    python = work.resolve() / "env" / "bin" / "python"
+    for name in FOR_TESTS:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, work / name)
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    package = f"{path.resolve()}[experiments,torch]"
+    subprocess.run([*pip, "-c", ROOT / "constraints.txt", package, *REQUIREMENTS], check=True)
+    place = "import sparsetopk, sparsetopk._core as c; print(sparsetopk.__file__, c.simd_level())"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    shown = subprocess.check_output([python, "-c", place], cwd=work, env=env, text=True)
+    assert shown.startswith(str(python.parent.parent)), shown
+    print(f"{path.name}: {shown}", end="", flush=True)
+    pytest = [python, "-m", "pytest", "-q", "-m", "not slow", "-n", os.environ.get("WORKERS", "2")]
+    subprocess.run(pytest, cwd=work, env=env, check=True)
+
+
+def main(dist: Path, work: Path) -> None:
+    (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
+    check_sdist(sdist)
+    check_wheel(wheel)
+    for path in (wheel, sdist):
+        run_tests(path, work)
+    for path in (sdist, wheel):
+        print(f"{path}  {path.stat().st_size / 1024:.0f} KiB")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

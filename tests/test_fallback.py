@@ -1,0 +1,78 @@
+"""Without the compiled core: the same results, a warning once, and an installation that succeeds."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import everything  # noqa: E402
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = Path(everything.__file__)
+
+
+def run(*command: str | Path) -> list[str]:
+    done = subprocess.run(
+        [str(part) for part in command],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SCRIPT.parent), "CXX": shutil.which("false") or ""},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def assert_same_as_compiled(archive: Path) -> None:
+    expected = everything.everything()
+    with np.load(archive) as found:
+        assert set(found) == set(expected)
+        for name, value in expected.items():
+            # derivatives of p = 3 near 0 are steep, and both solve to the rounding of t
+            np.testing.assert_allclose(
+                found[name], value, rtol=1e-6, atol=1e-6, err_msg=name, equal_nan=True
+            )
+
+
+def test_everything_works_without_the_core(tmp_path):
+    archive = tmp_path / "without.npz"
+    *warnings, _ = run(sys.executable, SCRIPT, archive, "without-core")
+    assert len(warnings) == 1
+    assert warnings[0].startswith("RuntimeWarning sparsetopk was installed without its compiled")
+    assert_same_as_compiled(archive)
+
+
+def test_info_says_that_there_is_no_core():
+    code = (
+        "import sys, warnings; warnings.simplefilter('ignore'); "
+        "sys.modules['sparsetopk._core'] = None; "
+        "from sparsetopk import cli; cli.main(['info'])"
+    )
+    assert "kernels    none: computed in NumPy" in run(sys.executable, "-c", code)
+
+
+@pytest.mark.slow
+def test_installs_without_a_compiler(tmp_path):
+    """In an environment of its own, which takes NumPy and torch from this one."""
+    source, env, archive = tmp_path / "source", tmp_path / "env", tmp_path / "pure.npz"
+    source.mkdir()
+    for name in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("csrc", "src"):
+        shutil.copytree(ROOT / name, source / name)
+    run(sys.executable, "-m", "venv", "--without-pip", env)
+    packages = next(env.glob("lib/python3*/site-packages"))
+    (packages / "outer.pth").write_text(f"{Path(np.__file__).parents[1]}\n")
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps")
+    run(*pip, "--target", packages, source)
+    assert "Tag: py3-none-any" in next(packages.glob("sparsetopk-*/WHEEL")).read_text()
+    warning, origin = run(env / "bin" / "python", SCRIPT, archive)
+    assert warning.startswith("RuntimeWarning")
+    assert Path(origin).is_relative_to(packages)
+    assert_same_as_compiled(archive)
