@@ -51,9 +51,9 @@ def others(st: Any) -> dict[str, np.ndarray]:
 
 def sorting_derivatives() -> dict[str, np.ndarray]:
     """Gradients of the sorting operators, which the two front-ends spell differently."""
-    import sparsetopk
     import torch
 
+    import sparsetopk
     import sparsetopk.torch as st
 
     rng = np.random.default_rng(1)

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-import everything  # noqa: E402
+import everything
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = Path(everything.__file__)
