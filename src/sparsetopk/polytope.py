@@ -10,12 +10,12 @@ most 1 whatever n is.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ._cached import cached_property
 from ._types import Array, Bools, FloatArray, Ints, IsotonicSolver, PhiName, SolverOptions
 from .arguments import (
     Rows,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from . import bca, core, dykstra, pav, threshold
+from ._cached import cached_property
 from ._types import Array, Bools, FloatArray, Solver, SolverOptions
 from .arguments import Rows, check_k, check_lam, check_solver
 from .hard import descending_order, hard_mask, ones_k
