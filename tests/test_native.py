@@ -1,5 +1,6 @@
 """What the compiled kernels must get right beyond the case table; `make sanitize` looks much harder."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import sparsetopk.torch as stt  # noqa: E402
 
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 KERNELS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -75,5 +77,82 @@ def test_calls_end_where_subnormal_numbers_are_flushed():
                 x = torch.where(torch.rand(n) < 0.7, 0.0, torch.randn(n))
                 y = st.topk_mask(x, k, 1e-3)
                 assert abs(float(y.sum()) - k) <= 1e-6 * k + 1e-6
+        """
+    )
+
+
+def test_results_do_not_depend_on_the_number_of_threads():
+    """Many rows, which threads share, and one long row, which they share in blocks."""
+    run_python(
+        """
+        import torch, sparsetopk.torch as st
+        torch.manual_seed(0)
+        for shape in ((300, 400), (2, 70000), (1, 300000)):
+            for operator in (st.topk_mask, st.topk_mag, st.topk_sign, st.soft_rank):
+                if operator is st.soft_rank and shape[1] > 1000:
+                    continue
+                args = (0.1,) if operator is st.soft_rank else (shape[1] / 7, 0.1)
+                x, g = torch.randn(2, *shape)
+                found = []
+                for threads in (1, 2, 3, 4):
+                    torch.set_num_threads(threads)
+                    at = x.clone().requires_grad_()
+                    y = operator(at, *args)
+                    found.append((y.detach(), *torch.autograd.grad(y, at, g)))
+                for y, dx in found[1:]:
+                    assert torch.equal(y, found[0][0]) and torch.equal(dx, found[0][1])
+        """
+    )
+
+
+@needs_fork
+def test_forked_workers_may_use_several_threads():
+    """As the workers of a DataLoader: the threads of the parent are gone, and its locks may be held."""
+    run_python(
+        """
+        import multiprocessing
+        import torch, sparsetopk.torch as st
+
+        x = torch.randn(200, 1000)
+
+        def worker(_):
+            torch.set_num_threads(4)
+            y = st.topk_mask(x, 10, 0.1).numpy()  # torch's own threads do not survive a fork
+            return bool(abs(y.sum(-1) - 10).max() < 1e-4)
+
+        torch.set_num_threads(4)
+        assert worker(None)
+        with multiprocessing.get_context("fork").Pool(2) as workers:
+            assert all(workers.map(worker, range(8)))
+        """
+    )
+
+
+@needs_fork
+def test_fork_while_another_thread_is_at_work():
+    run_python(
+        """
+        import os, threading, warnings
+        os.environ["SPARSETOPK_THREADS"] = "4"
+        import numpy as np, sparsetopk as st
+
+        warnings.simplefilter("ignore", DeprecationWarning)  # that there are threads is the point
+        x = np.random.default_rng(0).normal(size=(200, 1000))
+        expected = st.topk_mask(x, 10, 0.1)
+        done = threading.Event()
+
+        def work():
+            while not done.is_set():
+                st.topk_mask(x, 10, 0.1)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if np.array_equal(st.topk_mask(x, 10, 0.1), expected) else 1)
+            assert os.waitpid(child, 0)[1] == 0
+        done.set()
+        thread.join()
         """
     )
