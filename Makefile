@@ -12,7 +12,7 @@ WORKERS ?= auto
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-demo: $(VENV)/experiments ## draw Fig. 1 of the paper and print a small table (a minute, mostly set-up)
+demo: $(VENV)/experiments ## draw Fig. 1 of the paper and print a small table (two minutes, mostly set-up)
 	$(BIN)/sparsetopk demo --out out
 
 test: $(VENV)/dev ## run all tests
