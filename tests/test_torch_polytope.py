@@ -54,7 +54,7 @@ def close(tensor, array, dtype, slack=1.0):
 @pytest.fixture(params=["fused", "ordinary operations"])
 def way(request, monkeypatch):
     if request.param != "fused":
-        monkeypatch.setattr(fused_isotonic, "_core", None)
+        monkeypatch.setattr(fused_isotonic, "native", None)
     return request.param
 
 
@@ -385,7 +385,7 @@ def test_without_the_compiled_core(monkeypatch):
     expected = [st.permutahedron(x, w, 0.5, p=p, phi=phi) for p in PS for phi in PHI_NAMES]
     for module in ("sparsetopk.pav", "sparsetopk.hard", "sparsetopk.torch.pav"):
         monkeypatch.setattr(f"{module}._core", None)
-    monkeypatch.setattr(fused_isotonic, "_core", None)
+    monkeypatch.setattr(fused_isotonic, "native", None)
     found = [st.permutahedron(x, w, 0.5, p=p, phi=phi) for p in PS for phi in PHI_NAMES]
     torch.testing.assert_close(found, expected)
 
