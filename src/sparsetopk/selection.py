@@ -117,17 +117,22 @@ def choose_lam(
     problem = TopKProblem.of(Rows.of("x", x, axis), k, 1.0, regularizer(p, two_sided), phi)
     fractional = min(check_positive_int("fractional", fractional), problem.rows.n)
 
+    margin = 64 * np.finfo(np.float64).eps * np.maximum(problem.k, 1.0)
+
     def enough(lam: Array) -> Bools:
         at = replace(problem, lam=lam)
         counted = at.solution.block == 0
         if not magnitude:  # what is fractional in the dtype of x
+            counted = counted & (
+                at.mask < 1 - margin
+            )  # a rounding of the threshold must not decide
             y = at.mask.astype(problem.rows.dtype)
             counted = counted & (y > 0) & (y < 1)
         return row_sum(counted) >= fractional
 
     with np.errstate(over="ignore", under="ignore"):
         scale = _scale(problem, p, fractional)
-        lam = _smallest(enough, scale)
+        lam = (1 + 1e-9) * _smallest(enough, scale)
     return problem.rows.unflatten(problem.row_results(lam))
 
 
