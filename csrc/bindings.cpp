@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cpu.hpp"
+#include "ffi.hpp"
 #include "isotonic.hpp"
 #include "problem.hpp"
 
@@ -191,6 +192,20 @@ PyObject* permutahedron_backward(PyObject*, PyObject* args) {
   return Py_NewRef(Py_None);
 }
 
+// Function pointers in capsules, as JAX registers them.
+PyObject* xla_handlers(PyObject*, PyObject*) {
+  PyObject* found = PyDict_New();
+#ifdef SPARSETOPK_XLA  // set by the build that has them
+  for (const sparsetopk::Handler* handler = sparsetopk::handlers; found != nullptr && handler->name != nullptr;
+       ++handler) {
+    PyObject* capsule = PyCapsule_New(handler->function, nullptr, nullptr);
+    if (capsule == nullptr || PyDict_SetItemString(found, handler->name, capsule) < 0) Py_CLEAR(found);
+    Py_XDECREF(capsule);
+  }
+#endif
+  return found;
+}
+
 PyMethodDef methods[] = {
     {"simd_level", simd_level, METH_NOARGS,
      "The vector instruction set that the kernels use: 'baseline', 'avx2' or 'avx512'."},
@@ -216,6 +231,8 @@ PyMethodDef methods[] = {
     {"permutahedron_backward", permutahedron_backward, METH_VARARGS,
      "permutahedron_backward(exponent, itemsize, rows, n, order, first, w_order, d, lam, dy, dx, dw, single_w, dlam, "
      "floor): the cotangents of x, w and lam; all arrays by address, 0 for one that is not wanted."},
+    {"xla_handlers", xla_handlers, METH_NOARGS,
+     "The handlers of XLA's custom calls by name, in capsules; none if the build did not find XLA's headers."},
     {nullptr, nullptr, 0, nullptr},
 };
 
