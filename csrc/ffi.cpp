@@ -1,13 +1,18 @@
 // Handlers for XLA: shapes, types, and nothing else. Leading axes are rows, whatever their number.
 #include "ffi.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <initializer_list>
+#include <limits>
 #include <sstream>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
+#include "isotonic.hpp"
 #include "problem.hpp"
 #include "xla/ffi/api/ffi.h"
 
@@ -37,7 +42,7 @@ std::size_t usable_cpus() {
 std::size_t thread_count() {
   static const std::size_t count = [] {
     const char* wanted = std::getenv("SPARSETOPK_THREADS");
-    return wanted != nullptr ? std::size_t(std::strtoul(wanted, nullptr, 10)) : usable_cpus();
+    return std::max(wanted != nullptr ? std::size_t(std::strtoul(wanted, nullptr, 10)) : usable_cpus(), std::size_t(1));
   }();
   return count;
 }
@@ -168,10 +173,52 @@ XLA_FFI_DEFINE_HANDLER(threshold_handler, threshold,
                            .Attr<double>("exponent")
                            .Attr<bool>("debias"));
 
+// d, block and paired of rows in any order; see isotonic.hpp.
+Error pav(AnyBuffer x, AnyBuffer w, AnyBuffer lam, Result d, Result block, Result paired, std::int32_t phi,
+          double exponent) {
+  const Rows rows(x);
+  Checker check;
+  check.require(!rows.shape.empty(), "x", "have at least one axis", "a scalar");
+  check.dtype("x", x, {DataType::F32, DataType::F64});
+  check.dtype("w", w, {x.element_type()});
+  check.dtype("lam", lam, {x.element_type()});
+  check.dtype("d", *d, {x.element_type()});
+  check.dtype("block", *block, {DataType::S32});
+  check.dtype("paired", *paired, {DataType::S32});
+  check.shape("w", w, rows.shape);
+  check.shape("lam", lam, rows.per_row);
+  check.shape("d", *d, rows.shape);
+  check.shape("block", *block, rows.shape);
+  check.shape("paired", *paired, rows.shape);
+  check.require(rows.n <= std::size_t(std::numeric_limits<std::int32_t>::max()), "x", "have at most 2^31 - 1 entries per row",
+                std::to_string(rows.n));
+  check.require(phi >= 0 && phi <= int(PhiName::exp), "phi", "be in [0, 3]", std::to_string(phi));
+  if (!check.passed()) return check.error();
+  with_floats(x, [&](const auto* data) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(data)>>;
+    solve_permutahedron<T>(PhiName(phi), exponent, rows.count, rows.n, data, w.typed_data<T>(), lam.typed_data<T>(),
+                           d->typed_data<T>(), block->typed_data<std::int32_t>(), paired->typed_data<std::int32_t>(),
+                           thread_count());
+  });
+  return Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(pav_handler, pav,
+                       ffi::Ffi::Bind()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Attr<std::int32_t>("phi")
+                           .Attr<double>("exponent"));
+
 }  // namespace
 
 const Handler handlers[] = {
     {"sparsetopk_threshold", reinterpret_cast<void*>(threshold_handler)},
+    {"sparsetopk_pav", reinterpret_cast<void*>(pav_handler)},
     {nullptr, nullptr},
 };
 

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
+#include <numeric>
 #include <type_traits>
 
+#include "parallel.hpp"
 #include "pav.hpp"
 #include "sort.hpp"
 
@@ -110,6 +113,19 @@ class Solver {
     return true;
   }
 
+  // What was found for the row, in the order of x; blocks are numbered from 0.
+  template <class D, class Index>
+  void scatter(D* d_of, Index* block, Index* paired) const {
+    Index number = -1;
+    for (std::size_t i = 0; i < n_; ++i) {
+      const std::size_t at = of_x.order[i];
+      number += first[i] == std::int64_t(i);
+      d_of[at] = D(d[i]);
+      block[at] = number;
+      paired[at] = Index(of_w.order[i]);
+    }
+  }
+
   Sorter of_x, of_w;
   std::unique_ptr<double[]> d;
   std::unique_ptr<std::int64_t[]> first;
@@ -154,16 +170,42 @@ bool solve_permutahedron(PhiName phi, double exponent, const FloatRows& x, const
   Solver solver(phi, exponent, x, w);
   for (std::size_t row = 0; row < x.rows; ++row) {
     if (!solver.solve(row, lam[row])) return false;
-    std::int64_t number = -1;
-    for (std::size_t i = 0; i < x.n; ++i) {
-      const std::size_t at = row * x.n + solver.of_x.order[i];
-      number += solver.first[i] == std::int64_t(i);
-      d[at] = solver.d[i];
-      block[at] = number;
-      paired[at] = solver.of_w.order[i];
-    }
+    solver.scatter(d + row * x.n, block + row * x.n, paired + row * x.n);
   }
   return true;
+}
+
+template <class T>
+void solve_permutahedron(PhiName phi, double exponent, std::size_t rows, std::size_t n, const T* x, const T* w,
+                         const T* lam, T* d, std::int32_t* block, std::int32_t* paired, std::size_t threads) {
+  if (rows * n == 0) return;
+  constexpr std::size_t kGrain = 2048;  // entries: below that, waking a thread costs more than it brings
+  const std::size_t chunk = std::max((kGrain + n - 1) / n, (rows + 4 * threads - 1) / (4 * threads));
+  const auto solve_rows = [&](std::size_t begin, std::size_t end) {
+    Solver solver(phi, exponent, {x, sizeof(T), rows, n}, {w, sizeof(T), rows, n});
+    for (std::size_t row = begin; row < end; ++row) {
+      const std::size_t at = row * n;
+      const bool solved = lam[row] > 0 && std::isfinite(lam[row]) && solver.solve(row, lam[row]);
+      if (solved && (phi == PhiName::identity || solver.of_w.values[n - 1] >= 0)) {
+        solver.scatter(d + at, block + at, paired + at);
+      } else {
+        std::fill_n(d + at, n, std::numeric_limits<T>::quiet_NaN());
+        std::iota(block + at, block + at + n, 0);
+        std::iota(paired + at, paired + at + n, 0);
+      }
+    }
+  };
+  struct Call {
+    decltype(solve_rows)& run;
+    std::size_t chunk, rows;
+  } call{solve_rows, chunk, rows};
+  parallel_for(
+      (rows + chunk - 1) / chunk, threads,
+      [](void* context, std::size_t i) {
+        const Call& call = *static_cast<Call*>(context);
+        call.run(i * call.chunk, std::min((i + 1) * call.chunk, call.rows));
+      },
+      &call);
 }
 
 template <class T>
@@ -203,6 +245,10 @@ void permutahedron_backward(double exponent, std::size_t rows, std::size_t n, co
   });
 }
 
+template void solve_permutahedron(PhiName, double, std::size_t, std::size_t, const float*, const float*, const float*,
+                                  float*, std::int32_t*, std::int32_t*, std::size_t);
+template void solve_permutahedron(PhiName, double, std::size_t, std::size_t, const double*, const double*,
+                                  const double*, double*, std::int32_t*, std::int32_t*, std::size_t);
 template bool permutahedron_forward(double, std::size_t, std::size_t, const float*, const FloatRows&, const double*,
                                     float*, const Saved<float>&);
 template bool permutahedron_forward(double, std::size_t, std::size_t, const double*, const FloatRows&, const double*,

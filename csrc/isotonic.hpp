@@ -28,6 +28,12 @@ struct FloatRows {
 bool solve_permutahedron(PhiName phi, double exponent, const FloatRows& x, const FloatRows& w, const double* lam,
                          double* d, std::int64_t* block, std::int64_t* paired);
 
+// The same for x, w and lam of one type, in rows that threads share. A row without an answer (a number that is not
+// finite, lam <= 0, w < 0 where phi is not the identity) has d = NaN, and block and paired in index order.
+template <class T>
+void solve_permutahedron(PhiName phi, double exponent, std::size_t rows, std::size_t n, const T* x, const T* w,
+                         const T* lam, T* d, std::int32_t* block, std::int32_t* paired, std::size_t threads);
+
 // For phi = identity: y = S(d) of rows x, in the order of x, for x of the same type. What the derivatives need is
 // kept in sorted order: the order of x, d, the first entry of every block, and (unless null) the order of w.
 template <class T>
