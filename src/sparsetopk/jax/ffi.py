@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
+from string import ascii_lowercase
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ _HANDLERS: Mapping[str, object] = {} if native is None else native.xla_handlers(
 for _name, _handler in _HANDLERS.items():
     jax.ffi.register_ffi_target(_name, _handler, platform="cpu")
 
-_Call = Callable[..., tuple[Array, ...]]
+_Results = tuple[Array, Array, Array]
 
 
 def available() -> bool:
@@ -35,37 +36,40 @@ def available() -> bool:
 
 def threshold(
     x: Array, whole: Array, frac: Array, lam: Array, *, op: int, exponent: float, debias: bool
-) -> tuple[Array, ...]:
+) -> tuple[Array, Array, Array]:
     """y, pivot and delta (see csrc/problem.hpp) of x (..., n), with k = whole + frac and lam (..., 1).
 
     frac and lam are float32 or float64, and pivot and delta have the dtype of lam; whole is int32, so
     that no count is rounded.
     """
-    rule = "... n, ... o, ... o, ... o -> ... n, ... o, ... o"
-    return _by_rows(_threshold, rule, op, exponent, debias)(x, whole, frac, lam)
+    return _by_rows(_threshold, op, exponent, debias)(x, whole, frac, lam)
 
 
-def pav(x: Array, w: Array, lam: Array, *, phi: int, exponent: float) -> tuple[Array, ...]:
+def pav(x: Array, w: Array, lam: Array, *, phi: int, exponent: float) -> tuple[Array, Array, Array]:
     """d, block and paired (see csrc/isotonic.hpp) of x and w (..., n) with lam (..., 1).
 
     All three are float32, or all are float64; d is too, and block and paired are int32.
     """
-    return _by_rows(_pav, "... n, ... n, ... o -> ... n, ... n, ... n", phi, exponent)(x, w, lam)
+    return _by_rows(_pav, phi, exponent)(x, w, lam)
 
 
-def _threshold(op: int, exponent: float, debias: bool, *arrays: Array) -> tuple[Array, ...]:
+def _threshold(op: int, exponent: float, debias: bool, *arrays: Array) -> _Results:
     x, *_, lam = arrays
     entry, row = _types(*arrays)
-    y, state = entry.update(dtype=x.dtype), row.update(dtype=lam.dtype)
-    call = jax.ffi.ffi_call("sparsetopk_threshold", (y, state, state))
-    return call(*arrays, op=np.int32(op), exponent=np.float64(exponent), debias=np.bool_(debias))
+    results = (entry.update(dtype=x.dtype), *2 * (row.update(dtype=lam.dtype),))
+    call = jax.ffi.ffi_call("sparsetopk_threshold", results)
+    y, pivot, delta = call(
+        *arrays, op=np.int32(op), exponent=np.float64(exponent), debias=np.bool_(debias)
+    )
+    return y, pivot, delta
 
 
-def _pav(phi: int, exponent: float, *arrays: Array) -> tuple[Array, ...]:
+def _pav(phi: int, exponent: float, *arrays: Array) -> _Results:
     entry, _ = _types(*arrays)
-    d, index = entry.update(dtype=arrays[0].dtype), entry.update(dtype=jnp.int32)
-    call = jax.ffi.ffi_call("sparsetopk_pav", (d, index, index))
-    return call(*arrays, phi=np.int32(phi), exponent=np.float64(exponent))
+    results = (entry.update(dtype=arrays[0].dtype), *2 * (entry.update(dtype=jnp.int32),))
+    call = jax.ffi.ffi_call("sparsetopk_pav", results)
+    d, block, paired = call(*arrays, phi=np.int32(phi), exponent=np.float64(exponent))
+    return d, block, paired
 
 
 def _types(*arrays: Array) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
@@ -80,46 +84,43 @@ def _types(*arrays: Array) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
 
 
 @lru_cache
-def _by_rows(call: _Call, rule: str, *attributes: Any) -> _Call:
-    """``call(*attributes, *arrays)``, which takes any number of leading axes, and only those sharded.
-
-    To XLA a custom call is a black box: it would gather its arguments on every device.
-    """
-    solve = partial(call, *attributes)
+def _by_rows(solve: Callable[..., _Results], *attributes: Any) -> Callable[..., _Results]:
+    """``solve(*attributes, *arrays)`` for arrays (..., any), with a batch as one more leading axis."""
 
     @custom_vmap
-    def batched(*arrays: Array) -> tuple[Array, ...]:
-        return _partitioned(solve, rule)(*arrays)
+    def batched(*arrays: Array) -> _Results:
+        return _sharded(partial(solve, *attributes), len(arrays))(*arrays)
 
     @batched.def_vmap
-    def _(size: int, is_batched: Sequence[bool], *arrays: Array) -> tuple[Any, Any]:
-        found = batched(
-            *(
-                array if leads else jnp.broadcast_to(array, (size, *array.shape))
-                for array, leads in zip(arrays, is_batched, strict=True)
-            )
+    def _(size: int, is_batched: Sequence[bool], *arrays: Array) -> tuple[_Results, Any]:
+        rows = (
+            array if leads else jnp.broadcast_to(array, (size, *array.shape))
+            for array, leads in zip(arrays, is_batched, strict=True)
         )
-        return found, (True,) * len(found)
+        return batched(*rows), (True, True, True)
 
     return batched
 
 
-def _partitioned(solve: _Call, rule: str) -> _Call:
-    def rows(mesh: Mesh, arguments: Sequence[Any]) -> NamedSharding:
-        return NamedSharding(mesh, PartitionSpec(*arguments[0].sharding.spec[:-1], None))
+def _sharded(solve: Callable[..., _Results], arguments: int) -> Callable[..., _Results]:
+    """``solve`` where each device has some of the rows.
 
-    def infer(mesh: Mesh, arguments: Sequence[Any], results: Sequence[Any]) -> Any:
-        return (rows(mesh, arguments),) * len(results)
+    To XLA the call is a black box, for which it would gather all rows on every device.
+    """
 
-    def partition(mesh: Mesh, arguments: Sequence[Any], results: Sequence[Any]) -> Any:
-        place = rows(mesh, arguments)
-        return mesh, solve, (place,) * len(results), (place,) * len(arguments)
+    def rows(mesh: Mesh, arrays: Sequence[Any]) -> NamedSharding:
+        return NamedSharding(mesh, PartitionSpec(*arrays[0].sharding.spec[:-1], None))
 
+    def infer(mesh: Mesh, arrays: Sequence[Any], results: Sequence[Any]) -> Any:
+        return (rows(mesh, arrays),) * len(results)
+
+    def partition(mesh: Mesh, arrays: Sequence[Any], results: Sequence[Any]) -> Any:
+        place = rows(mesh, arrays)
+        return mesh, solve, (place,) * len(results), (place,) * len(arrays)
+
+    # All have the leading axes in common, and nothing else: "... a, ... b -> ... c".
+    axes = [f"... {letter}" for letter in ascii_lowercase[: arguments + 3]]
+    rule = f"{', '.join(axes[:arguments])} -> {', '.join(axes[arguments:])}"
     call = custom_partitioning(solve)
-    call.def_partition(
-        partition,
-        infer_sharding_from_operands=infer,
-        sharding_rule=rule,
-        need_replication_factors=("n",),
-    )
+    call.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=rule)
     return call

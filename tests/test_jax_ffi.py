@@ -1,0 +1,364 @@
+"""The compiled core as calls of XLA: what they compute, and where they can be called."""
+
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+
+from sparsetopk import core, pav  # noqa: E402
+from sparsetopk.hard import descending_order, ranks  # noqa: E402
+from sparsetopk.isotonic import Isotonic  # noqa: E402
+from sparsetopk.jax import ffi  # noqa: E402
+from sparsetopk.phis import PHIS  # noqa: E402
+from sparsetopk.regularizers import PNorm  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    not ffi.available(), reason="the core was built without the headers of XLA"
+)
+
+MASK, MAGNITUDE, SIGN, TWO_SIDED = range(4)
+OPERATORS = [
+    *((MASK, exponent, False) for exponent in (1.0, 2.0, 3.0, 0.5)),
+    *((MAGNITUDE, exponent, debias) for exponent in (1.0, 3.0) for debias in (False, True)),
+    *((SIGN, exponent, False) for exponent in (1.0, 3.0)),
+    *((TWO_SIDED, exponent, False) for exponent in (1.0, 2.0, 3.0)),
+]
+DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
+PHI_NAMES = ("identity", "half_square", "abs", "exp")
+
+
+@pytest.fixture
+def x64():
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def normal(*shape, dtype=np.float32):
+    return jnp.asarray(np.random.default_rng(0).normal(size=shape), dtype)
+
+
+def threshold(x, k=5.5, lam=0.3, operator=(MASK, 1.0, False), dtype=jnp.float32):
+    """For k and lam that broadcast against x (..., 1)."""
+    rows = (*x.shape[:-1], 1)
+    whole = jnp.floor(jnp.asarray(k, dtype))
+    numbers = (whole.astype(jnp.int32), k - whole, jnp.asarray(lam, dtype))
+    op, exponent, debias = operator
+    call = ffi.threshold
+    return call(
+        x, *(jnp.broadcast_to(v, rows) for v in numbers), op=op, exponent=exponent, debias=debias
+    )
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.usefixtures("x64")
+def test_threshold_is_that_of_numpy(operator, dtype):
+    x = normal(4, 3, 50, dtype=dtype)
+    k, lam = np.linspace(0, 50, 12).reshape(4, 3, 1), np.linspace(0, 1, 3).reshape(3, 1)
+    found = jax.jit(threshold, static_argnums=(3, 4))(x, k, lam, operator, jnp.float64)
+    rows = np.asarray(x, np.float64).reshape(12, 50)
+    expected = core.solve(
+        core.Operator(*operator), rows, k.reshape(12, 1), np.tile(lam, (4, 1)).astype(np.float64)
+    )
+    y, pivot, delta = (np.asarray(v, np.float64).reshape(12, -1) for v in found)
+    assert found[0].dtype == dtype
+    # 16-bit numbers and float32 are solved in float32
+    eps = float(max(jnp.finfo(dtype).eps, jnp.finfo(jnp.float32).eps * (dtype != jnp.float64)))
+    scale = np.abs(expected.y).max()
+    np.testing.assert_allclose(y, expected.y, rtol=2 * eps, atol=20 * eps * scale)
+    solved = np.stack([pivot, delta], -1).reshape(12, 2)
+    np.testing.assert_allclose(solved, expected.state, rtol=1e-4 if dtype != jnp.float64 else 1e-12)
+    assert np.isfinite(y).all()
+
+
+def test_counts_beyond_float32_are_exact():
+    n = 2**24 + 5
+    x = jnp.zeros((1, n)).at[0, :4].set(-9.0)
+    whole = jnp.full((1, 1), n - 4, jnp.int32)
+    zero = jnp.zeros((1, 1))
+    y, pivot, _ = ffi.threshold(x, whole, zero, zero + 0.1, op=MASK, exponent=1.0, debias=False)
+    assert np.asarray(y, np.float64).sum() == n - 4
+    assert (y[0, :4] == 0).all()
+    assert float(pivot[0, 0]) in (0.0, -9.0)
+
+
+@pytest.mark.parametrize("shape", [(7,), (0, 7), (2, 0, 7), (2, 3, 1, 7), (3, 0), (0, 0), (0,)])
+def test_any_number_of_leading_axes(shape):
+    x = normal(*shape)
+    y, pivot, delta = jax.jit(threshold, static_argnums=1)(x, min(2, shape[-1]))
+    assert y.shape == shape
+    assert pivot.shape == delta.shape == (*shape[:-1], 1)
+    np.testing.assert_allclose(y.sum(-1), np.full(shape[:-1], min(2, shape[-1])), rtol=1e-6)
+    lam = jnp.ones((*shape[:-1], 1))
+    d, block, paired = jax.jit(lambda x: ffi.pav(x, x, lam, phi=0, exponent=1.0))(x)
+    assert d.shape == block.shape == paired.shape == shape
+
+
+@pytest.mark.parametrize(
+    ("k", "lam"),
+    [(-1.0, 0.1), (51.0, 0.1), (np.nan, 0.1), (2.0, -1.0), (2.0, np.nan), (2.0, np.inf)],
+)
+def test_a_row_with_a_bad_number_is_nan(k, lam):
+    y, pivot, _ = threshold(normal(2, 50), jnp.array([[2.0], [k]]), jnp.array([[0.1], [lam]]))
+    assert np.isfinite(y[0]).all()
+    assert np.isnan(y[1]).all()
+    assert np.isnan(pivot[1])
+
+
+def solved_by_numpy(x, w, lam, phi, exponent):
+    order, w_order = descending_order(x), descending_order(w)
+    s, sorted_w = np.take_along_axis(x, order, -1), np.take_along_axis(w, w_order, -1)
+    problem = Isotonic(s, sorted_w, lam, PNorm(1 + 1 / exponent), PHIS[PHI_NAMES[phi]])
+    solution = pav.solve(problem).scatter(order)
+    return solution.d, solution.block, np.take_along_axis(w_order, ranks(order), -1)
+
+
+@pytest.mark.parametrize("phi", range(4))
+@pytest.mark.parametrize("exponent", [1.0, 3.0, 0.5])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.usefixtures("x64")
+def test_pav_is_that_of_numpy(phi, exponent, dtype):
+    x, w = abs(normal(9, 40, dtype=dtype)), abs(normal(2, 9, 40, dtype=dtype))[1]
+    lam = jnp.geomspace(0.1, 10, 9, dtype=dtype)[:, None]
+    d, block, paired = jax.jit(lambda *a: ffi.pav(*a, phi=phi, exponent=exponent))(x, w, lam)
+    arrays = (np.asarray(v, np.float64) for v in (x, w, lam))
+    expected = solved_by_numpy(*arrays, phi, exponent)
+    assert d.dtype == dtype
+    assert block.dtype == paired.dtype == jnp.int32
+    np.testing.assert_allclose(d, expected[0], rtol=4 * jnp.finfo(dtype).eps, atol=1e-12)
+    np.testing.assert_array_equal(block, expected[1])
+    np.testing.assert_array_equal(paired, expected[2])
+
+
+def test_rows_do_not_depend_on_which_thread_solves_them():
+    x = normal(1000, 400)
+    lam = jnp.ones((1000, 1))
+    together = (threshold(x), ffi.pav(x, x[::-1], lam, phi=0, exponent=1.0))
+    for i in (0, 499, 999):
+        alone = (threshold(x[i]), ffi.pav(x[i], x[999 - i], lam[i], phi=0, exponent=1.0))
+        for rows, row in zip(together, alone, strict=True):
+            for found, expected in zip(rows, row, strict=True):
+                np.testing.assert_array_equal(found[i], expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("x", np.nan), ("x", -np.inf), ("w", np.inf), ("w", -1.0), ("lam", 0.0), ("lam", np.inf)],
+)
+def test_pav_of_a_row_without_an_answer_is_nan(name, value):
+    arrays = {"x": normal(2, 6), "w": abs(normal(2, 6)), "lam": jnp.ones((2, 1))}
+    arrays[name] = arrays[name].at[1, 0].set(value)
+    d, block, paired = ffi.pav(**arrays, phi=1, exponent=1.0)
+    assert np.isfinite(d[0]).all()
+    assert np.isnan(d[1]).all()
+    assert block[1].tolist() == paired[1].tolist() == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("x", np.zeros((2, 5), np.int32), "x must be F32 or F64 or F16 or BF16, got S32"),
+        ("lam", np.ones((1, 1), np.float32), r"lam must have shape \(2, 1\), got \(1, 1\)"),
+        ("frac", np.ones((2, 5), np.float32), r"frac must have shape \(2, 1\), got \(2, 5\)"),
+        ("whole", np.ones((2, 1), np.float32), "whole must be S32, got F32"),
+        ("lam", np.ones((2, 1), jnp.bfloat16), "lam must be F32 or F64, got BF16"),
+        ("op", 4, r"op must be in \[0, 3\], got 4"),
+    ],
+)
+def test_threshold_says_what_is_wrong(name, array, message):
+    arrays = {"x": normal(2, 5), "whole": jnp.ones((2, 1), jnp.int32)}
+    arrays |= {"frac": jnp.zeros((2, 1)), "lam": jnp.ones((2, 1)), "op": 0, name: array}
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        ffi.threshold(**arrays, exponent=1.0, debias=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("w", np.ones(5, np.float32), r"w must have shape \(2, 5\), got \(5,\)"),
+        ("lam", np.ones((2, 5), np.float32), r"lam must have shape \(2, 1\), got \(2, 5\)"),
+        ("x", np.ones((2, 5), jnp.bfloat16), "x must be F32 or F64, got BF16"),
+        ("phi", -1, r"phi must be in \[0, 3\], got -1"),
+    ],
+)
+def test_pav_says_what_is_wrong(name, array, message):
+    arrays = {"x": normal(2, 5), "w": normal(2, 5), "lam": jnp.ones((2, 1)), "phi": 0, name: array}
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        ffi.pav(**arrays, exponent=1.0)
+
+
+def test_vmap_makes_rows():
+    x, k, lam = normal(4, 3, 50), jnp.arange(1.0, 4.0), jnp.geomspace(0.1, 1, 4)
+
+    def solve(x, k, lam):
+        return threshold(x, k, lam)
+
+    over_k = jax.vmap(solve, (1, 0, None), (1, 0, 0))
+    found = jax.jit(jax.vmap(over_k, (0, None, 0)))(x.transpose(0, 2, 1), k, lam)
+    y = found[0].transpose(0, 2, 1)
+    for i in range(4):
+        for j in range(3):
+            expected = threshold(x[i, j], k[j], lam[i])
+            for a, b in zip((y, *found[1:]), expected, strict=True):
+                np.testing.assert_array_equal(a[i, j], b)
+
+
+def test_vmap_is_one_call():
+    text = jax.jit(jax.vmap(jax.vmap(threshold))).lower(normal(4, 3, 50)).as_text()
+    assert text.count("@sparsetopk_threshold") == 1
+
+
+def test_scan_checkpoint_and_platform_dependent():
+    x = normal(5, 3, 50)
+
+    @jax.checkpoint
+    def weighted(x):
+        rows = jax.lax.stop_gradient(x)
+        choose = jax.lax.platform_dependent
+        y, *_ = choose(rows, cpu=threshold, default=lambda x: threshold(jnp.full_like(x, jnp.nan)))
+        return (x * y).sum()
+
+    def step(total, x):
+        return total + weighted(x), jax.grad(weighted)(x)
+
+    total, dx = jax.jit(lambda x: jax.lax.scan(step, 0.0, x))(x)
+    y = threshold(x)[0]
+    np.testing.assert_allclose(total, (x * y).sum(), rtol=1e-5)
+    np.testing.assert_array_equal(dx, y)
+    np.testing.assert_array_equal(jax.vmap(jax.grad(weighted))(x), y)
+
+
+def test_a_donated_argument_may_be_overwritten():
+    x = normal(4, 50)
+    expected = np.asarray(threshold(x)[0])
+    found, *_ = jax.jit(threshold, donate_argnums=0)(x)
+    assert x.is_deleted()
+    np.testing.assert_array_equal(found, expected)
+
+
+def run_on_four_devices(code: str) -> None:
+    setting = """
+    import os
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+    os.environ["SPARSETOPK_THREADS"] = "4"
+    import jax, jax.numpy as jnp, numpy as np
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+    from sparsetopk.jax import ffi
+
+    def threshold(x, k=5.5):
+        shape = (*x.shape[:-1], 1)
+        k = jnp.broadcast_to(jnp.asarray(k, jnp.float32), shape)
+        whole = jnp.floor(k)
+        lam = jnp.full(shape, 0.3)
+        whole_, op = whole.astype(jnp.int32), dict(op=0, exponent=1.0, debias=False)
+        return ffi.threshold(x, whole_, k - whole, lam, **op)
+
+    def pav(x, k=None):
+        return ffi.pav(x, x[..., ::-1], jnp.ones((*x.shape[:-1], 1)), phi=0, exponent=1.0)
+
+    def mesh(*sizes, kind=AxisType.Auto):
+        return jax.make_mesh(sizes, ("a", "b")[: len(sizes)], axis_types=(kind,) * len(sizes))
+
+    def check(f, x, place, moves=False):
+        expected = [np.asarray(v) for v in f(x)]
+        placed = jax.device_put(x, place)
+        compiled = jax.jit(f).lower(placed).compile()
+        text = compiled.as_text()
+        moved = [c for c in ("all-gather", "all-to-all", "all-reduce", "collective") if c in text]
+        assert bool(moved) == moves, (place, moved)
+        for found, value in zip(compiled(placed), expected, strict=True):
+            np.testing.assert_array_equal(found, value)
+            rows = NamedSharding(place.mesh, P(*place.spec[:2]))
+            assert moves or found.sharding.is_equivalent_to(rows, found.ndim), found.sharding
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 4, 52)), jnp.float32)
+    """
+    setting, code = textwrap.dedent(setting), textwrap.dedent(code)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", setting + code],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_row_moves_between_devices():
+    run_on_four_devices(
+        """
+        for solve in (threshold, pav):
+            batched = jax.vmap(jax.vmap(solve))
+            for f in (solve, batched):
+                check(f, x, NamedSharding(mesh(4), P("a")))
+                check(f, x, NamedSharding(mesh(2, 2), P("a", "b")))
+                check(f, x, NamedSharding(mesh(2, 2), P(None, ("a", "b"))))
+            # what is solved together is brought together
+            check(solve, x, NamedSharding(mesh(4), P(None, None, "a")), moves=True)
+            check(solve, x, NamedSharding(mesh(2, 2), P("a", None, "b")), moves=True)
+            check(solve, x[0, 0], NamedSharding(mesh(4), P("a")), moves=True)
+
+        def scan(x):
+            return jax.lax.scan(lambda c, _: (threshold(c)[0], None), x, None, length=3)[0],
+
+        check(scan, x, NamedSharding(mesh(4), P("a")))
+        """
+    )
+
+
+def test_sharding_in_types():
+    run_on_four_devices(
+        """
+        explicit = mesh(4, kind=AxisType.Explicit)
+        place = NamedSharding(explicit, P("a"))
+        for solve in (threshold, pav):
+            expected = solve(x)[0]
+            with jax.set_mesh(explicit) if hasattr(jax, "set_mesh") else jax.sharding.use_mesh(explicit):
+                y = jax.jit(solve)(jax.device_put(x, place))[0]
+                assert y.sharding.is_equivalent_to(place, 3), y.sharding
+                np.testing.assert_array_equal(y, expected)
+        """
+    )
+
+
+def test_shard_map():
+    run_on_four_devices(
+        """
+        specs = dict(mesh=mesh(4), out_specs=P("a"))
+        for check_vma in (True, False):
+            specs["check_vma"] = check_vma
+            for solve in (threshold, pav):
+                y = jax.jit(jax.shard_map(solve, in_specs=P("a"), **specs))(x)[0]
+                np.testing.assert_array_equal(y, solve(x)[0])
+            # the same x on every device, and another k
+            k = jnp.arange(1.0, 5.0)
+            of_k = jax.shard_map(lambda x, k: threshold(x, k)[0], in_specs=(P(), P("a")), **specs)
+            y = jax.jit(of_k)(x[0, :1], k[:, None])
+            np.testing.assert_array_equal(y, jnp.stack([threshold(x[0, 0], one)[0] for one in k]))
+            chosen = jax.shard_map(
+                lambda x: jax.lax.platform_dependent(x, cpu=threshold, default=threshold)[0],
+                in_specs=P("a"), **specs,
+            )
+            np.testing.assert_array_equal(jax.jit(chosen)(x), threshold(x)[0])
+        """
+    )
+
+
+def test_devices_may_solve_at_once():
+    """Each wants all threads of the pool, which serves one of them at a time."""
+    run_on_four_devices(
+        """
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 300, 1000)), jnp.float32)
+        expected = threshold(x)
+        found = jax.jit(lambda x: jax.lax.scan(lambda c, _: (c, threshold(c)), x, None, length=5)[1])
+        for value, stack in zip(expected, found(jax.device_put(x, NamedSharding(mesh(4), P("a"))))):
+            assert (stack == value).all()
+        """
+    )
