@@ -1,7 +1,7 @@
 """The front-ends behind one face: the names and conventions of the NumPy one, arrays in and out.
 
-Tests that take the fixture ``st`` run over both. The torch adaptor gets ``_jvp`` from forward mode,
-``_vjp`` from autograd and ``_jacobian`` from ``torch.func``.
+Tests that take the fixture ``st`` run over all. The adaptors get ``_jvp`` from forward mode, ``_vjp``
+from reverse mode and ``_jacobian`` from rows of reverse mode.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 import sparsetopk
+
+# NumPy alone has the hard operators and the conjugate.
+_NUMPY_ONLY = ("argsort", "sort", "rank", "conjugate")
 
 
 class NumpyFrontend:
@@ -33,15 +36,12 @@ class TorchFrontend:
     solvers = ("threshold", "pav", "dykstra")
     roundings = 16  # the compiled kernels round t = (x - tau)/lam, here 10 times x, to float32
 
-    # NumPy alone has the hard operators and the conjugate.
-    _NUMPY_ONLY = ("argsort", "sort", "rank", "conjugate")
-
     def __init__(self) -> None:
         self.torch = pytest.importorskip("torch")
         self.module = pytest.importorskip("sparsetopk.torch")
 
     def __getattr__(self, name: str) -> Any:
-        if name in self._NUMPY_ONLY:
+        if name in _NUMPY_ONLY:
             return getattr(sparsetopk, name)
         for suffix in ("_jvp", "_vjp", "_jacobian"):
             if name.endswith(suffix):
@@ -108,11 +108,8 @@ class TorchFrontend:
     def _jacobian(
         self, operator: Any, x: Any, k: Any, lam: Any = 0.1, *, axis: int = -1, **options: Any
     ) -> np.ndarray:
-        x = np.asarray(x)
-        per_row = (*x.shape[:axis], 1, *x.shape[axis:][1:])
-        k, lam = (np.broadcast_to(np.asarray(v, float), per_row).reshape(-1, 1) for v in (k, lam))
-        rows = np.moveaxis(x, axis, -1)
-        at = [self._tensor(v) for v in (rows.reshape(-1, x.shape[axis]), k, lam)]
+        rows, *per_row = _as_rows(x, k, lam, axis)
+        at = [self._tensor(v) for v in (rows.reshape(-1, rows.shape[-1]), *per_row)]
         one = self.torch.func.jacrev(lambda *a: operator(*a, **options))
         return self.torch.vmap(one)(*at).numpy().reshape(*rows.shape, rows.shape[-1])
 
@@ -121,6 +118,97 @@ class TorchFrontend:
         loss = self.module.topk_loss(x, *(self._number(v) for v in args), **options)
         dy = self._tensor(np.broadcast_to(np.asarray(dy, loss.detach().numpy().dtype), loss.shape))
         return self.torch.autograd.grad(loss, x, dy)[0].numpy()
+
+
+class JaxFrontend:
+    """``sparsetopk.jax``, which takes its arrays; float64 is on."""
+
+    name = "jax"
+    solvers = ("threshold", "pav", "dykstra")
+    roundings = 16
+
+    def __init__(self) -> None:
+        self.jax = pytest.importorskip("jax")
+        self.jax.config.update("jax_enable_x64", True)
+        self.module = pytest.importorskip("sparsetopk.jax")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _NUMPY_ONLY:
+            return getattr(sparsetopk, name)
+        for suffix in ("_jvp", "_vjp", "_jacobian"):
+            if name.endswith(suffix):
+                operator = getattr(self.module, name.removesuffix(suffix))
+                if name == "topk_loss_vjp":
+                    return self._loss_vjp
+                rule = getattr(self, suffix)
+                return lambda *args, **options: rule(operator, *args, **options)
+        operator = getattr(self.module, name)
+        return lambda *args, **options: self._call(operator, *args, **options)
+
+    def _array(self, value: Any) -> Any:
+        return self.jax.numpy.asarray(np.array(value))
+
+    def _number(self, value: Any) -> Any:
+        """Python numbers stay what they are."""
+        return value if isinstance(value, (int, float)) else self._array(value)
+
+    def _call(self, operator: Any, x: Any, *args: Any, **options: Any) -> Any:
+        args = tuple(self._number(value) for value in args)
+        options = {n: self._number(v) if n in ("k", "lam") else v for n, v in options.items()}
+        result = operator(self._array(x), *args, **options)
+        if isinstance(result, tuple):
+            return type(result)(*map(np.asarray, result))
+        return np.asarray(result)
+
+    def _at(self, x: Any, k: Any, lam: Any) -> tuple[Any, ...]:
+        return tuple(self._array(v) for v in (x, np.asarray(k, float), np.asarray(lam, float)))
+
+    def _jvp(
+        self,
+        operator: Any,
+        x: Any,
+        k: Any,
+        lam: Any = 0.1,
+        *,
+        dx: Any = None,
+        dk: Any = None,
+        dlam: Any = None,
+        **options: Any,
+    ) -> np.ndarray:
+        at = self._at(x, k, lam)
+        tangents = tuple(
+            self._array(np.broadcast_to(np.asarray(0.0 if d is None else d, v.dtype), v.shape))
+            for v, d in zip(at, (dx, dk, dlam), strict=True)
+        )
+        return np.asarray(self.jax.jvp(lambda *a: operator(*a, **options), at, tangents)[1])
+
+    def _vjp(
+        self, operator: Any, x: Any, k: Any, lam: Any = 0.1, *, dy: Any, **options: Any
+    ) -> sparsetopk.TopKCotangents:
+        y, pull = self.jax.vjp(lambda *a: operator(*a, **options), *self._at(x, k, lam))
+        return sparsetopk.TopKCotangents(*map(np.asarray, pull(self._array(dy).astype(y.dtype))))
+
+    def _jacobian(
+        self, operator: Any, x: Any, k: Any, lam: Any = 0.1, *, axis: int = -1, **options: Any
+    ) -> np.ndarray:
+        rows, *per_row = _as_rows(x, k, lam, axis)
+        at = [self._array(v) for v in (rows.reshape(-1, rows.shape[-1]), *per_row)]
+        one = self.jax.jacrev(lambda *a: operator(*a, **options))
+        return np.asarray(self.jax.vmap(one)(*at)).reshape(*rows.shape, rows.shape[-1])
+
+    def _loss_vjp(self, logits: Any, *args: Any, dy: Any = 1.0, **options: Any) -> np.ndarray:
+        args = tuple(self._number(v) for v in args)
+        f = lambda x: self.module.topk_loss(x, *args, **options)  # noqa: E731
+        loss, pull = self.jax.vjp(f, self._array(logits))
+        return np.asarray(pull(self._array(np.broadcast_to(dy, loss.shape)).astype(loss.dtype))[0])
+
+
+def _as_rows(x: Any, k: Any, lam: Any, axis: int) -> tuple[np.ndarray, ...]:
+    """x with its axis last, and k and lam as a column of one per row."""
+    x = np.asarray(x)
+    per_row = (*x.shape[:axis], 1, *x.shape[axis:][1:])
+    k, lam = (np.broadcast_to(np.asarray(v, float), per_row).reshape(-1, 1) for v in (k, lam))
+    return np.moveaxis(x, axis, -1), k, lam
 
 
 def _with_dim(options: dict[str, Any]) -> dict[str, Any]:
@@ -133,4 +221,4 @@ def needs_solver(st: Any, solver: str) -> None:
         pytest.skip(f"the {st.name} front-end has no solver {solver!r}")
 
 
-FRONTENDS = {"numpy": NumpyFrontend, "torch": TorchFrontend}
+FRONTENDS = {"numpy": NumpyFrontend, "torch": TorchFrontend, "jax": JaxFrontend}

@@ -11,9 +11,9 @@ from sparsetopk.reference import numerical_jacobian
 # Inputs that keep a margin from the kinks: no entry enters or leaves the block within the step.
 SMOOTH = {
     "pooled": (np.array([1.7, 0.2, 0.31, -0.65, 0.08, -1.3, 0.9]), 3.0, 0.6),
-    "real k": (np.array([-0.4, 1.1, 0.93, 0.85, -2.0, 0.1]), 2.4, 0.5),
-    "large lam": (np.array([-0.4, 1.1, 0.93, 0.85, -2.0, 0.1]), 2.0, 25.0),
-    "lonely fraction": (np.array([3.0, 2.0, 1.0, -0.4]), 2.5, 0.2),
+    "real k": (np.array([-0.4, 1.1, 0.93, 0.85, -2.0, 0.1, 0.2]), 2.4, 0.5),
+    "large lam": (np.array([-0.4, 1.1, 0.93, 0.85, -2.0, 0.1, 0.2]), 2.0, 25.0),
+    "lonely fraction": (np.array([3.0, 2.0, 1.0, -0.4, 0.3, -0.2, 0.1]), 2.5, 0.2),
 }
 STEP = 1e-6
 

@@ -123,9 +123,9 @@ def check_jax_solver(
 
 
 class Count(NamedTuple):
-    """k, per row (..., 1): exact also above 2^24, where float32 is not."""
+    """k in two parts: exact also above 2^24, where float32 is not."""
 
-    whole: Array  # the integer part, int32
+    whole: Array  # the integer part
     frac: Array  # the rest, in [0, 1): what carries the derivative
 
 
@@ -191,23 +191,30 @@ class Rows(NamedTuple):
         value = jnp.asarray(value, dtype=compute_dtype(self.x))
         return jnp.moveaxis(jnp.broadcast_to(value, self._per_row), self.axis, -1)
 
-    def split(self, k: Number) -> Count:
-        """A checked k in its two parts."""
-        if not isinstance(k, Array):  # before float64 becomes float32
-            k = np.asarray(k)
-        whole: Array | np.ndarray
-        frac: Array | np.ndarray
-        if jnp.issubdtype(k.dtype, jnp.integer):
-            whole, frac = k, np.zeros(())
-        elif isinstance(k, np.ndarray):
-            whole = np.floor(k)
-            frac = k - whole
-        else:
-            k = k.astype(jnp.promote_types(k.dtype, jnp.float32))
-            whole = jnp.floor(jax.lax.stop_gradient(k))
-            frac = k - whole
-        whole = jnp.broadcast_to(jnp.asarray(whole, dtype=jnp.int32), self._per_row)
-        return Count(jnp.moveaxis(whole, self.axis, -1), self.per_row(frac))
+    def split(self, k: Number | Count) -> Count:
+        """A checked k in its two parts, per row."""
+        k = k if isinstance(k, Count) else exact(k)
+        if not isinstance(k, Count):
+            k = _parts(k, jnp.floor(jax.lax.stop_gradient(k)))
+        whole = jnp.broadcast_to(jnp.asarray(k.whole, dtype=jnp.int32), self._per_row)
+        return Count(jnp.moveaxis(whole, self.axis, -1), self.per_row(k.frac))
+
+
+def _parts(k: Any, floor: Any) -> Count:
+    """k and the floor of k, as they are or in the parts."""
+    if jnp.issubdtype(k.dtype, jnp.integer):
+        return Count(k, jnp.zeros(()))
+    return Count(floor, k - floor)
+
+
+def exact(k: Number) -> Array | Count:
+    """k as it may be traced: what is not yet an array in two parts, before float64 becomes float32."""
+    if isinstance(k, Array):
+        return k
+    k = np.asarray(k)
+    if k.dtype.kind == "f":
+        k = k.astype(np.float64)
+    return _parts(k, np.floor(k))
 
 
 def row_length(rows: Rows, axis_name: AxisName) -> int:

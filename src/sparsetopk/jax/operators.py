@@ -16,6 +16,8 @@ Common to all of them:
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -23,19 +25,28 @@ from jax import Array, lax
 from .._types import Solver, SolverOptions
 from .arguments import (
     AxisName,
+    Count,
     Number,
     Rows,
     check_exponent,
     check_jax_solver,
     check_k_and_lam,
+    exact,
     is_hard,
     row_length,
 )
 from .kinds import MAGNITUDE, MASK, SIGN, TWO_SIDED, Kind
 from .threshold import Setting, solve
 
-# Called outside of jit, an operator is one compiled call and not a dozen.
-_solved = jax.jit(lambda *at, setting: solve(*at, setting).y, static_argnames="setting")
+
+@partial(jax.jit, static_argnames=("axis", "setting", "times_x"))
+def _evaluate(
+    x: Array, k: Array | Count, lam: Array, axis: int, setting: Setting, times_x: bool
+) -> Array:
+    """By one threshold per row. Outside of jit it is one compiled call, and not dozens."""
+    rows = Rows("x", x, axis)
+    y = rows.restore(solve(rows.data, *rows.split(k), rows.per_row(lam), setting).y)
+    return _times(x, y) if times_x else y
 
 
 def _relaxed(
@@ -50,6 +61,7 @@ def _relaxed(
     axis_name: AxisName,
     *,
     debias: bool = False,
+    times_x: bool = False,
 ) -> Array:
     """An operator of the family, with its arguments checked."""
     rows = Rows.of("x", x, axis)
@@ -59,7 +71,7 @@ def _relaxed(
     if rows.x.size == 0 and axis_name is None:
         return rows.x
     setting = Setting(kind, is_hard(lam), axis_name)
-    return rows.restore(_solved(rows.data, *rows.split(k), rows.per_row(lam), setting=setting))
+    return _evaluate(rows.x, exact(k), lam, rows.axis, setting, times_x)
 
 
 def _straight_through(hard: Array, relaxed: Array) -> Array:
@@ -68,7 +80,6 @@ def _straight_through(hard: Array, relaxed: Array) -> Array:
     return jnp.where(jnp.isinf(hard), hard, hard + (relaxed - lax.stop_gradient(relaxed)))
 
 
-@jax.jit
 def _times(x: Array, mask: Array) -> Array:
     """x * mask, with 0 for padding; the mask has no slope beside an infinite x."""
     product = jnp.where(jnp.isfinite(x), x, 0.0) * mask + 0.0  # 0 and not -0
@@ -127,9 +138,9 @@ def topk(
     tensor([3.0000, 0.7500, 0.2375, 0.0000])
     """
     op = TWO_SIDED if two_sided else MASK
-    y = _times(x, _relaxed(x, k, lam, p, op, axis, solver, solver_options, axis_name))
+    y = _relaxed(x, k, lam, p, op, axis, solver, solver_options, axis_name, times_x=True)
     if straight_through:
-        hard = _times(x, _relaxed(x, k, 0.0, p, op, axis, "threshold", None, axis_name))
+        hard = _relaxed(x, k, 0.0, p, op, axis, "threshold", None, axis_name, times_x=True)
         y = _straight_through(hard, y)
     return y
 

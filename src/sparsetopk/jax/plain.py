@@ -227,11 +227,11 @@ class _Problem(NamedTuple):
         """Left side minus right side, which increases with delta; and the Newton step of delta."""
         reg, phi, lam = self.kind.reg, self.kind.phi, self.lam
         t, v = (self.a - pivot) / lam + delta, pivot - lam * delta
-        response = reg.response(jnp.maximum(t, reg.zero))
+        response, slope = reg.response_and_slope(jnp.maximum(t, reg.zero))
         reached = response >= phi.prime(v)
         inside = (t > reg.zero) & ~reached
         linear = isinstance(reg, PNorm) and reg.exponent == 1.0
-        slope = inside if linear else jnp.where(inside, reg.slope(jnp.where(inside, t, 0.5)), 0.0)
+        slope = inside if linear else jnp.where(inside, slope, 0.0)
         mass, slope, taken = self.sums(
             jnp.where(inside, response, 0.0), slope, (t > reg.zero) & reached
         )

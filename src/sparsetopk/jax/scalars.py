@@ -93,6 +93,9 @@ class PNorm:
         """S'(t)."""
         return _power_slope(t, self.exponent)
 
+    def response_and_slope(self, t: Array) -> tuple[Array, Array]:
+        return self.response(t), self.slope(t)
+
     def inverse(self, y: Array) -> Array:
         """S^-1(y) = r'(y)."""
         return _power(y, 1.0 / self.exponent)
@@ -122,14 +125,26 @@ class TwoSidedPNorm:
         return _two_sided(t, self)
 
     def slope(self, t: Array) -> Array:
-        """S'(t) = 1 / r''(S(t)), the same for t and -t; 0 outside [-1, 1]."""
-        y = jnp.maximum(self.response(-jnp.abs(t)), smallest(t.dtype))
+        """S'(t) = 1 / r''(S(t)); 0 outside [-1, 1]."""
+        return self._slope_at(t, self.response(-jnp.abs(t)))
+
+    def response_and_slope(self, t: Array) -> tuple[Array, Array]:
+        y = self.smaller(t)
+        return jnp.where(t > 0, 1.0 - y, y), self._slope_at(t, y)
+
+    def smaller(self, t: Array) -> Array:
+        """The smaller of S(t) and 1 - S(t), which keeps its relative precision."""
+        return self._lower_half(-jnp.minimum(jnp.abs(t), 1.0))
+
+    def _slope_at(self, t: Array, y: Array) -> Array:
+        """S'(t), given the smaller of S(t) and 1 - S(t)."""
+        y = jnp.maximum(y, smallest(t.dtype))
         e = 2.0 - self.p  # y^-e + (1-y)^-e, with no number that could overflow
         low, high = (y**e, (1.0 - y) ** e) if e > 0 else ((1.0 - y) ** -e, y**-e)
         slope = (low * high if e > 0 else 1.0) / ((self.p - 1.0) * (low + high))
         return jnp.where(jnp.abs(t) < 1.0, slope, 0.0)
 
-    def lower_half(self, t: Array) -> Array:
+    def _lower_half(self, t: Array) -> Array:
         """S(t) for t in [-1, 0]; regularizers.py says where the closed forms come from."""
         if self.exponent == 1.0:
             return (1.0 + t) / 2
@@ -170,8 +185,7 @@ class TwoSidedPNorm:
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _two_sided(t: Array, reg: TwoSidedPNorm) -> Array:
-    t = jnp.clip(t, -1.0, 1.0)
-    y = reg.lower_half(-jnp.abs(t))  # the smaller of y and 1 - y keeps its relative precision
+    y = reg.smaller(t)
     return jnp.where(t > 0, 1.0 - y, y)
 
 
