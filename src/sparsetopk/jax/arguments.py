@@ -146,7 +146,7 @@ class Rows(NamedTuple):
         return self.x.shape[self.axis]
 
     @property
-    def _per_row(self) -> tuple[int, ...]:
+    def per_row_shape(self) -> tuple[int, ...]:
         shape = self.x.shape
         return (*shape[: self.axis], 1, *shape[self.axis + 1 :])
 
@@ -175,7 +175,7 @@ class Rows(NamedTuple):
 
     def check_shape(self, name: str, value: Number) -> None:
         """That an array broadcasts with length 1 along the axis."""
-        given, shape = np.shape(value), self._per_row
+        given, shape = np.shape(value), self.per_row_shape
         fits = len(given) <= len(shape) and all(
             length in (1, full)
             for length, full in zip(reversed(given), reversed(shape), strict=False)
@@ -189,14 +189,14 @@ class Rows(NamedTuple):
     def per_row(self, value: Number) -> Array:
         """A checked k or lam as (..., 1), in the dtype of the computation."""
         value = jnp.asarray(value, dtype=compute_dtype(self.x))
-        return jnp.moveaxis(jnp.broadcast_to(value, self._per_row), self.axis, -1)
+        return jnp.moveaxis(jnp.broadcast_to(value, self.per_row_shape), self.axis, -1)
 
     def split(self, k: Number | Count) -> Count:
         """A checked k in its two parts, per row."""
         k = k if isinstance(k, Count) else exact(k)
         if not isinstance(k, Count):
             k = _parts(k, jnp.floor(jax.lax.stop_gradient(k)))
-        whole = jnp.broadcast_to(jnp.asarray(k.whole, dtype=jnp.int32), self._per_row)
+        whole = jnp.broadcast_to(jnp.asarray(k.whole, dtype=jnp.int32), self.per_row_shape)
         return Count(jnp.moveaxis(whole, self.axis, -1), self.per_row(k.frac))
 
 

@@ -1,0 +1,310 @@
+"""The value f_{phi,R}(x, 1_k) of the relaxed top-k on JAX arrays, and its Fenchel-Young loss."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
+
+from .._types import Completion, PhiName, Reduction
+from ..arguments import check_choice
+from .arguments import (
+    Count,
+    Number,
+    Rows,
+    check_exponent,
+    check_k_and_lam,
+    compute_dtype,
+    exact,
+    is_hard,
+    is_readable,
+)
+from .kinds import EXP, MAGNITUDE, MASK, SIGN, TWO_SIDED, Kind
+from .plain import row_sum, row_sums, tangent_sum
+from .scalars import PHIS, PNorm, lone_response
+from .threshold import Block, Setting, solve
+
+_OPS: dict[PhiName, int] = {"identity": MASK, "half_square": MAGNITUDE, "abs": SIGN, "exp": EXP}
+
+
+def topk_value(
+    x: Array,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    phi: PhiName = "identity",
+    axis: int = -1,
+) -> Array:
+    r"""The optimal value of the relaxed top-k problem, one per row.
+
+    .. math:: f_{\phi,R}(x, 1_k) = \max_y \langle x, y \rangle - f_\phi^*(y, 1_k) - R(y)
+
+    It is convex in x, and its gradient in x is the operator itself: ``topk_mask`` for phi =
+    "identity", ``topk_mag(debias=False)`` for "half_square", ``topk_sign`` for "abs"; in k it is phi at
+    the threshold, in lam -R(y)/lam. Padded (-inf) entries take no part; ``lam = 0`` gives the sum of
+    the k largest phi(x_i).
+
+    >>> topk_value(jnp.array([3.0, 1.0, -1.0]), k=2, lam=0.0)
+    Array(4., dtype=float32)
+    """
+    check_choice("phi", phi, PHIS)
+    if two_sided and phi != "identity":
+        raise ValueError(f"phi must be 'identity' when two_sided=True, got {phi!r}")
+    rows, e = Rows.of("x", x, axis), check_exponent(p)
+    check_k_and_lam(rows, k, lam)
+    if rows.x.size == 0:
+        return rows.x.sum(axis=rows.axis)
+    setting = Setting(Kind(TWO_SIDED if two_sided else _OPS[phi], e), is_hard(lam))
+    return _evaluate(rows.x, exact(k), lam, rows.axis, setting)
+
+
+@partial(jax.jit, static_argnames=("axis", "setting"))
+def _evaluate(x: Array, k: Array | Count, lam: Array, axis: int, setting: Setting) -> Array:
+    rows = Rows("x", x, axis)
+    x = rows.data.astype(compute_dtype(x))
+    return rows.restore_scalars(value(x, *rows.split(k), rows.per_row(lam), setting))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(4,))
+def value(x: Array, whole: Array, frac: Array, lam: Array, setting: Setting) -> Array:
+    """f_{phi,R}(x, 1_k), (..., 1), for rows x (..., n) in the dtype of lam.
+
+    The value of a saddle function at its saddle point: its derivatives are those of the function with
+    the point held, in x the operator, in k phi(v), in lam -sum_i r(y_i).
+    """
+    _, pivot, delta = solve(x, whole, frac, lam, setting)
+    block = Block.of(x, Count(whole, frac), lam, pivot, delta, setting)
+    total = row_sum(_dual(block) if isinstance(setting.kind.reg, PNorm) else _primal(block))
+    total = total + jnp.where(block.soft, block.left * setting.kind.phi.value(block.v), 0.0)
+    if block.hard is not None:
+        total = jnp.where(block.hard, _hard_value(block), total)
+    infinite = (row_sums(block.a == jnp.inf)[0] > 0) & ((whole > 0) | (frac > 0))
+    total = jnp.where(infinite, jnp.inf, total)
+    return jnp.where(block.invalid, jnp.nan, total)
+
+
+@partial(value.defjvp, symbolic_zeros=True)
+def _value_jvp(
+    setting: Setting, at: tuple[Array, ...], tangents: tuple[Any, ...]
+) -> tuple[Array, Array]:
+    x, whole, frac, lam = at
+    dx, _, dk, dlam = (None if isinstance(d, SymbolicZero) else d for d in tangents)
+    y, pivot, delta = solve(x, whole, frac, lam, setting)
+    block = Block.of(x, Count(whole, frac), lam, pivot, delta, setting)
+    moved = jnp.zeros_like(lam)
+    if dx is not None:
+        moved = moved + tangent_sum(y * dx)
+    if dk is not None:
+        moved = moved + jnp.where(block.soft, setting.kind.phi.value(block.v), 0.0) * dk
+    if dlam is not None:
+        total = row_sum(jnp.where(block.a > -jnp.inf, setting.kind.reg.penalty(y), 0.0))
+        moved = moved - jnp.where(lam > 0, total, 0.0) * dlam
+    return value(x, whole, frac, lam, setting), moved
+
+
+def _dual(block: Block) -> Array:
+    """R*(x - u) + sum_i w_i phi(u_i) over the entries, but for phi(v) of the block."""
+    reg, phi, lam = block.kind.reg, block.kind.phi, block.lam
+    assert isinstance(reg, PNorm)
+    a = jnp.where(block.above, block.a, 1.0)
+    d = lone_response(a, jnp.ones_like(lam), lam, reg, phi)
+    # for x^2/2, S(d) = u: precise also where it is tiny
+    u = reg.response(d) if phi.name == "half_square" else a - lam * d
+    top = lam * reg.conjugate(d) + phi.value(u)
+    inside = lam * reg.conjugate(block.t)
+    return jnp.where(block.inside, inside, jnp.where(block.above, top, 0.0))
+
+
+def _primal(block: Block) -> Array:
+    """<x, y> - R(y) - v y over the entries; v is taken in the block alone."""
+    reg = block.kind.reg
+    y = jnp.where(block.inside, reg.response(block.t), block.above.astype(block.a.dtype))
+    x = jnp.where(jnp.isfinite(block.a), block.a, 0.0)
+    inner = jnp.where(block.inside, (x - block.v) * y, x * y)
+    return inner - jnp.where(block.a > -jnp.inf, block.lam * reg.penalty(y), 0.0)
+
+
+def _hard_value(block: Block) -> Array:
+    mask = block.hard_mask()
+    return row_sum(mask * block.kind.phi.value(jnp.where(mask > 0, block.a, 0.0)))
+
+
+def topk_loss(
+    logits: Array,
+    targets: Array,
+    k: Number,
+    lam: Number = 1.0,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    completion: Completion | None = None,
+    reduction: Reduction = "mean",
+    axis: int = -1,
+) -> Array:
+    r"""Fenchel-Young loss of the relaxed top-k mask, over the classes on ``axis``.
+
+    .. math:: \ell(x, t) = f_{\phi,R}(x, 1_k) - \langle x, t \rangle, \qquad \nabla_x \ell = y(x) - t
+
+    ``targets`` are class indices (integers, the shape of ``logits`` without the axis) or weights in
+    [0, 1] in the shape of ``logits`` (one-hot, several labels, or soft).
+
+    With k greater than the sum of t, as for one label and k > 1, t is not in P(1_k): the paper's loss
+    (``completion=None``) then decreases without bound as all logits decrease together. Two
+    completions are invariant to that shift, and nonnegative:
+
+    - ``"spread"``: t is filled up to a sum of k, evenly on the classes that are not labels
+      (:math:`t'_i = t_i + (1 - t_i)(k - \sum t)/(n - \sum t)`), and R(t') is added. Convex.
+    - ``"best"``: subtracts the best value that selects all the labels, whatever else it selects.
+      Zero exactly when they are fully selected; not convex for k > 1; no soft targets.
+
+    ``reduction`` is "mean", "sum" or "none".
+
+    >>> topk_loss(jnp.array([[5.0, 1.0, 0.0]]), jnp.array([0]), k=2, completion="best")
+    Array(0., dtype=float32)
+    """
+    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    rows, e = Rows.of("logits", logits, axis), check_exponent(p)
+    check_k_and_lam(rows, k, lam)
+    targets = _check_targets(targets, rows)
+    if completion is not None:
+        _check_completion(completion, rows, targets, k)
+    setting = Setting(Kind(TWO_SIDED if two_sided else MASK, e), is_hard(lam))
+    options = (rows.axis, setting, completion, reduction)
+    return _loss(rows.x, targets, exact(k), lam, *options)
+
+
+def _check_targets(targets: object, rows: Rows) -> Array:
+    if not isinstance(targets, (Array, np.ndarray)) or jnp.iscomplexobj(targets):
+        got = targets.dtype if isinstance(targets, (Array, np.ndarray)) else repr(targets)
+        raise TypeError(
+            "targets must be an array of integer class indices, or of booleans or floats in the shape "
+            f"of logits, got {got}"
+        )
+    shape, n = rows.x.shape, rows.n
+    if _are_indices(targets):
+        without = (*shape[: rows.axis], *shape[rows.axis + 1 :])
+        if targets.shape != without:
+            raise ValueError(
+                f"targets must have shape {without} when they are class indices (that of logits "
+                f"without axis {rows.axis}), got {targets.shape}"
+            )
+        _check_values(targets, 0, n - 1, f"targets must be class indices in [0, {n})")
+    elif targets.shape != shape:
+        raise ValueError(f"targets must have the shape of logits, {shape}, got {targets.shape}")
+    else:
+        _check_values(targets, 0, 1, "targets must be in [0, 1]")
+    return jnp.asarray(targets)
+
+
+def _are_indices(targets: Array | np.ndarray) -> bool:
+    return bool(jnp.issubdtype(targets.dtype, jnp.integer))
+
+
+def _check_values(values: Array | np.ndarray, low: int, high: int, message: str) -> None:
+    if is_readable(values):
+        read = np.asarray(values).astype(np.float64)
+        bad = ~((read >= low) & (read <= high))
+        if bad.any():
+            raise ValueError(f"{message}, got {read[bad].flat[0]:g}")
+
+
+def _check_completion(completion: Completion, rows: Rows, targets: Array, k: Number) -> None:
+    check_choice("completion", completion, ("spread", "best"))
+    if not is_readable(targets, k) or rows.x.size == 0:
+        return
+    t = np.asarray(_as_weights(targets, rows), dtype=np.float64)
+    each = np.moveaxis(
+        np.broadcast_to(np.asarray(k, dtype=np.float64), rows.per_row_shape), rows.axis, -1
+    )
+    excess = t.sum(axis=-1, keepdims=True) - each
+    if (excess > 1e-6 * np.maximum(each, 1.0)).any():  # beyond the rounding of soft targets
+        worst = excess.argmax()
+        raise ValueError(
+            "targets must have at most k labels (a sum of at most k) with "
+            f"completion={completion!r}, got {t.sum(axis=-1).flat[worst]:g} for k={each.flat[worst]:g}"
+        )
+    if completion == "best" and not ((t == 0) | (t == 1)).all():
+        raise ValueError(
+            "targets must be class indices or sets of labels (0 or 1) with completion='best', got "
+            "soft targets"
+        )
+
+
+def _as_weights(targets: Array, rows: Rows) -> Array:
+    """Targets as rows (..., n) in [0, 1], in the dtype of the computation."""
+    if _are_indices(targets):
+        return jax.nn.one_hot(targets, rows.n, dtype=compute_dtype(rows.x))
+    return jnp.moveaxis(targets, rows.axis, -1).astype(compute_dtype(rows.x))
+
+
+@partial(jax.jit, static_argnames=("axis", "setting", "completion", "reduction"))
+def _loss(
+    logits: Array,
+    targets: Array,
+    k: Array | Count,
+    lam: Array,
+    axis: int,
+    setting: Setting,
+    completion: Completion | None,
+    reduction: Reduction,
+) -> Array:
+    rows = Rows("logits", logits, axis)
+    t, lam = _as_weights(targets, rows), rows.per_row(lam)
+    x = rows.data.astype(lam.dtype)
+    loss = x.sum(axis=-1, keepdims=True)
+    if x.size > 0:
+        loss = _fenchel_young(x, t, rows.split(k), lam, setting, completion)
+    if reduction == "none":
+        return rows.restore_scalars(loss)
+    return (loss.sum() if reduction == "sum" else loss.mean()).astype(logits.dtype)
+
+
+def _inner(x: Array, t: Array) -> Array:
+    """<x, t> per row, (..., 1), where 0 times an infinite logit is 0."""
+    return jnp.sum(jnp.where(t == 0, 0.0, x) * t, axis=-1, keepdims=True)
+
+
+def _fenchel_young(
+    x: Array, t: Array, k: Count, lam: Array, setting: Setting, completion: Completion | None
+) -> Array:
+    """The loss of every row, (..., 1)."""
+    if completion is None:
+        subtracted = _inner(x, t)
+    elif completion == "spread":
+        subtracted = _spread(x, t, k, lam, setting)
+    else:
+        subtracted = _best(x, t, k, lam, setting)
+    return value(x, *k, lam, setting) - subtracted
+
+
+def _spread(x: Array, t: Array, k: Count, lam: Array, setting: Setting) -> Array:
+    """<x, t'> - R(t'), where t' fills t up to the sum of y, among the candidates."""
+    reg, candidate = setting.kind.reg, x > -jnp.inf
+    count = row_sums(candidate)[0]
+    total = jnp.where(k.whole >= count, count.astype(t.dtype), k.whole + k.frac)
+    room = jnp.where(candidate, 1.0 - t, 0.0)
+    left = room.sum(axis=-1, keepdims=True)
+    t = t + room * (total - t.sum(axis=-1, keepdims=True)) / jnp.where(left > 0, left, 1.0)
+    # R has no second derivative at the ends, where t' does not move.
+    at_end = (t == 0) | (t == 1)
+    penalty = reg.penalty(jnp.where(at_end, 0.5, t))
+    penalty = jnp.where(at_end, reg.penalty(lax.stop_gradient(t)), penalty)
+    penalty = jnp.where(candidate, lam * penalty, 0.0)
+    return _inner(x, t) - penalty.sum(axis=-1, keepdims=True)
+
+
+def _best(x: Array, t: Array, k: Count, lam: Array, setting: Setting) -> Array:
+    """The best value with y = 1 on the labels: they are taken whole, and the rest is the top-(k - m)
+    of what remains."""
+    labels = row_sums(t > 0)[0]
+    left = jnp.maximum(k.whole - labels, 0)
+    others = value(jnp.where(t > 0, -jnp.inf, x), left, k.frac, lam, setting)
+    whole = labels.astype(lam.dtype) * lam * setting.kind.reg.penalty(jnp.ones_like(lam))
+    return _inner(x, t) - whole + others

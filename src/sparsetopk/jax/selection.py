@@ -1,0 +1,260 @@
+"""Top-k as a fixed number of slots (values and indices), and the lam that leaves so many fractional."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ..arguments import check_positive_int
+from ..selection import default_capacity
+from .arguments import (
+    Count,
+    Number,
+    Rows,
+    check_exponent,
+    check_k_and_lam,
+    compute_dtype,
+    exact,
+)
+from .kinds import MAGNITUDE, MASK, TWO_SIDED, Kind
+from .operators import topk_mag, topk_mask
+from .plain import order_statistic, row_sums
+from .threshold import Block, Setting, solve
+
+# The search for lam: by this factor up and down from the scale of the row, so often, within these
+# bounds; then bisections of its logarithm.
+_STEP, _STEPS, _BISECTIONS = 16.0, 40, 30
+
+
+class Selection(NamedTuple):
+    """The nonzero entries of a relaxed top-k, in slots along the axis."""
+
+    values: Array
+    indices: Array
+    dropped: Array
+
+
+def topk_select(
+    x: Array,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    magnitude: bool = False,
+    axis: int = -1,
+    capacity: int | None = None,
+) -> Selection:
+    """The nonzero entries of ``topk_mask(x)``, or with ``magnitude=True`` of ``topk_mag(x)``.
+
+    Returns values and indices (int32) with ``capacity`` slots along the axis. Indices increase
+    strictly, so that scattering the values back is safe; unused slots have value 0. A row with more
+    nonzeros than slots keeps the largest; ``dropped`` is the sum of the magnitudes left out, one per
+    row. The default capacity is ``min(n, ceil(k) + max(8, ceil(k/4)))``; it must be given if k is an
+    array. It is static: the shapes of the result do not depend on values.
+
+    The derivative of the values is that of the operator at the indices.
+
+    >>> topk_select(jnp.array([3.0, -1.0, 1.0, 0.95]), k=2, capacity=3).indices
+    Array([0, 2, 3], dtype=int32)
+    """
+    _check_magnitude(magnitude, two_sided)
+    if magnitude:
+        y = topk_mag(x, k, lam, p=p, axis=axis)
+    else:
+        y = topk_mask(x, k, lam, p=p, two_sided=two_sided, axis=axis)
+    rows = Rows.of("y", y, axis)
+    return _select(y, rows.axis, _capacity(capacity, k, rows.n))
+
+
+def _check_magnitude(magnitude: bool, two_sided: bool) -> None:
+    if magnitude and two_sided:
+        raise ValueError("two_sided must be False when magnitude=True, got True")
+
+
+def _capacity(capacity: int | None, k: Number, n: int) -> int:
+    if capacity is not None:
+        return check_positive_int("capacity", capacity, at_most=n) if n else capacity
+    if isinstance(k, (Array, np.ndarray)):
+        raise ValueError(f"capacity must be given when k is an array, got k of shape {k.shape}")
+    return default_capacity(float(k), n)
+
+
+@partial(jax.jit, static_argnames=("axis", "capacity"))
+def _select(y: Array, axis: int, capacity: int) -> Selection:
+    rows = Rows("y", y, axis)
+    data = rows.data
+    kept = _largest(lax.stop_gradient(data), capacity)
+    indices = _compact(kept, capacity)
+    values = jnp.take_along_axis(data, indices, axis=-1)
+    size = jnp.where(kept, 0.0, jnp.abs(data)).astype(compute_dtype(y))
+    dropped = jnp.where(jnp.isnan(data).any(axis=-1), jnp.nan, size.sum(axis=-1))
+    return Selection(rows.unflatten(values), rows.unflatten(indices), dropped.astype(y.dtype))
+
+
+def _largest(y: Array, capacity: int) -> Array:
+    """Which entries of each row have the largest magnitudes, as many as there are slots.
+
+    Of equal ones, as are the zeros that fill the slots, the lowest index comes first. NaN is like 0.
+    """
+    if y.size == 0:
+        return jnp.zeros(y.shape, dtype=bool)
+    size = jnp.where(jnp.isnan(y), 0.0, jnp.abs(y))
+    full = row_sums(size > 0)[0] > capacity
+    slots = jnp.full(full.shape, capacity, dtype=jnp.int32)
+    boundary = jnp.where(full, order_statistic(size, slots, full), 0.0)
+    left = slots - row_sums(size > boundary)[0]
+    tied = size == boundary
+    return (size > boundary) | (tied & (jnp.cumsum(tied, axis=-1, dtype=jnp.int32) <= left))
+
+
+def _compact(kept: Array, capacity: int) -> Array:
+    """The indices of the kept entries, in order: flags with ``capacity`` set in each row."""
+    slot = jnp.where(kept, jnp.cumsum(kept, axis=-1, dtype=jnp.int32) - 1, capacity)
+    index = jnp.broadcast_to(jnp.arange(kept.shape[-1], dtype=jnp.int32), kept.shape)
+    slots = jnp.zeros((*kept.shape[:-1], capacity), dtype=jnp.int32)
+    put = lambda slots, slot, index: slots.at[slot].set(index, mode="drop")  # noqa: E731
+    return jnp.vectorize(put, signature="(c),(n),(n)->(c)")(slots, slot, index)
+
+
+def choose_lam(
+    x: Array,
+    k: Number,
+    fractional: int = 8,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    magnitude: bool = False,
+    axis: int = -1,
+) -> Array:
+    """The smallest lam, per row, that leaves at least ``fractional`` entries between 0 and 1.
+
+    The number of fractional entries increases with lam from none (the hard operator) to n, and it is
+    what a choice of lam decides: how many entries compete, and so receive a gradient. The result has
+    length 1 along the axis and can be given as ``lam`` to ``topk_mask`` or, with ``magnitude=True``, to
+    ``topk_mag``; for ``topk_sign`` take ``choose_lam(abs(x), ...)``. Where no lam can do it (k = 0,
+    k = n), it is the scale of the row. At most n entries are asked for. It has no derivative, and the
+    dtype in which the operators compute: float32, or float64 for such x.
+
+    >>> x = jnp.linspace(0.0, 1.0, 101)
+    >>> y = topk_mask(x, k=10, lam=choose_lam(x, k=10, fractional=8))
+    >>> int(((y > 0) & (y < 1)).sum())
+    8
+    """
+    _check_magnitude(magnitude, two_sided)
+    rows, e = Rows.of("x", x, axis), check_exponent(p)
+    check_k_and_lam(rows, k, 1.0)
+    fractional = min(check_positive_int("fractional", fractional), rows.n)
+    if rows.x.size == 0:
+        return jnp.ones(rows.per_row_shape, dtype=compute_dtype(rows.x))
+    kind = Kind(MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK, e)
+    most = None if isinstance(k, (Array, np.ndarray)) else math.ceil(k)
+    return _choose(rows.x, exact(k), rows.axis, kind, fractional, most)
+
+
+@partial(jax.jit, static_argnames=("axis", "kind", "fractional", "most"))
+def _choose(
+    x: Array, k: Array | Count, axis: int, kind: Kind, fractional: int, most: int | None
+) -> Array:
+    rows = Rows("x", lax.stop_gradient(x), axis)
+    split = Count(*map(lax.stop_gradient, rows.split(k)))
+    x, dtype = rows.data, compute_dtype(x)
+    window, inside = _window(jnp.abs(x) if kind.phi.even else x, split, fractional, most)
+    total = split.whole.astype(dtype) + split.frac
+    margin = 64 * jnp.finfo(dtype).eps * jnp.maximum(inside.whole.astype(dtype), 1.0)
+
+    def enough(lam: Array) -> Array:
+        setting = Setting(kind, False)
+        solved = solve(window, *inside, lam, setting)
+        block = Block.of(window, inside, lam, solved.pivot, solved.delta, setting)
+        counted = block.inside
+        if kind.op != MAGNITUDE:  # what is fractional in the dtype of x
+            y = block.y()
+            counted &= y < 1 - margin  # a rounding of the threshold must not decide
+            y = y.astype(x.dtype)
+            counted &= (y > 0) & (y < 1)
+        return row_sums(counted)[0] >= fractional
+
+    slack = 8 * jnp.finfo(dtype).eps
+    lam = (1 + slack) * _smallest(enough, _scale(window, inside, kind))
+    bad = ~jnp.isfinite(x) if kind.phi.even else jnp.isnan(x)
+    invalid = (row_sums(bad)[0] > 0) | ~((total >= 0) & (total <= rows.n))
+    return rows.unflatten(jnp.where(invalid, jnp.nan, lam))
+
+
+def _window(x: Array, k: Count, fractional: int, most: int | None) -> tuple[Array, Count]:
+    """The entries within ``fractional`` ranks of the boundary, and the part of k that is theirs.
+
+    Fewer than that many are open below the lam that is looked for: those outside are not among them.
+    """
+    n = x.shape[-1]
+    length = min(n, 2 * fractional + 2)
+    count = n if most is None else min(n, most + fractional + 1)
+    s = lax.top_k(jnp.where(jnp.isnan(x), 0.0, x), count)[0]
+    length = min(length, count)
+    last = k.whole + (k.frac > 0)
+    first = jnp.clip(last - fractional - 1, 0, count - length)
+    at = first + jnp.arange(length, dtype=jnp.int32)
+    return jnp.take_along_axis(s, at, axis=-1), Count(k.whole - first, k.frac)
+
+
+def _scale(window: Array, k: Count, kind: Kind) -> Array:
+    """The scale of lam at the boundary, by the scaling laws.
+
+    From the distance over the window, and not from the whole row, which may have outliers. For
+    magnitude, lam g^(p-1) is such a distance, g the size at the boundary.
+    """
+    s = window.astype(k.frac.dtype)
+    limit = jnp.finfo(s.dtype).max
+    s = jnp.clip(s, -limit, limit)
+    distance = s[..., :1] / 2 - s[..., -1:] / 2
+    if kind.op == MAGNITUDE:
+        at = jnp.clip(k.whole + (k.frac > 0) - 1, 0, s.shape[-1] - 1)
+        g = jnp.take_along_axis(s, at, axis=-1)
+        distance = distance / jnp.where(g > 0, g, 1.0) ** (1.0 / kind.exponent)
+    least = _least(s.dtype)
+    return jnp.clip(jnp.where(distance > 0, distance, 1.0), least, 1.0 / least)
+
+
+def _least(dtype: jnp.dtype) -> float:
+    return 1e-300 if dtype == jnp.float64 else 1e-36
+
+
+def _smallest(enough: Callable[[Array], Array], scale: Array) -> Array:
+    """The smallest lam for which ``enough`` holds, row by row; ``scale`` where none was found."""
+    least = _least(scale.dtype)
+
+    def walk(found: Array, missed: Array, factor: float, until: bool) -> tuple[Array, Array]:
+        """Up until it is enough, or down until it is not."""
+
+        def step(at: tuple[Any, ...]) -> tuple[Any, ...]:
+            i, lam, found, missed, done = at
+            holds = enough(lam)
+            found, missed = jnp.where(holds, lam, found), jnp.where(holds, missed, lam)
+            done = holds == until
+            further = jnp.clip(lam * factor, least, 1.0 / least)
+            return i + 1, jnp.where(done, lam, further), found, missed, done
+
+        first: tuple[Any, ...] = (jnp.int32(0), scale, found, missed, jnp.zeros(scale.shape, dtype=bool))
+        going = lambda at: (at[0] < _STEPS) & ~at[-1].all()  # noqa: E731
+        return lax.while_loop(going, step, first)[2:4]
+
+    found, missed = walk(scale, scale, _STEP, True)
+    found, missed = walk(found, missed, 1.0 / _STEP, False)
+
+    def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        lo, hi = ends
+        middle = (lo + hi) / 2
+        holds = enough(jnp.exp(middle))
+        return jnp.where(holds, lo, middle), jnp.where(holds, middle, hi)
+
+    lo, hi = jnp.log(jnp.minimum(missed, found)), jnp.log(found)
+    _, hi = lax.fori_loop(0, _BISECTIONS, halve, (lo, hi))
+    return jnp.where(enough(found), jnp.exp(hi), scale)
