@@ -237,8 +237,10 @@ class _Problem(NamedTuple):
         )
         left = (self.k.whole - taken).astype(lam.dtype) + self.k.frac
         slope = slope.astype(lam.dtype) + lam * phi.curvature(v, left)
-        value = mass - left * phi.prime(v)
-        step = jnp.where(value == 0, 0.0, -value / slope)
+        # As sum_i z_i - k, whose size tells how far it is from the solution; for x^2/2 the difference
+        # mass - left v would vanish with v.
+        value = jnp.where(mass > 0, mass / phi.prime(v), 0.0) - left
+        step = jnp.where(value == 0, 0.0, (left * phi.prime(v) - mass) / slope)
         e = 1.0 / reg.exponent
         if isinstance(reg, PNorm) and phi.name in ("identity", "abs") and e != 1.0:
             # Newton on mass^(p-1): linear in delta for one entry, nearly for many
@@ -325,11 +327,7 @@ class _Problem(NamedTuple):
             lo,
             hi,
             start=start,
-            tol=4
-            * eps
-            * max(1.0, self.kind.exponent)
-            * count
-            * self.kind.phi.prime(pivot - self.lam * hi),
+            tol=4 * eps * max(1.0, self.kind.exponent) * count,
             # For p > 2 a response is as steep as it likes near 0: every digit of delta counts.
             unit=jnp.zeros_like(lo) if steep else jnp.minimum(hi - lo, 1.0),
             rows=rows,

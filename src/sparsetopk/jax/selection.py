@@ -242,7 +242,13 @@ def _smallest(enough: Callable[[Array], Array], scale: Array) -> Array:
             further = jnp.clip(lam * factor, least, 1.0 / least)
             return i + 1, jnp.where(done, lam, further), found, missed, done
 
-        first: tuple[Any, ...] = (jnp.int32(0), scale, found, missed, jnp.zeros(scale.shape, dtype=bool))
+        first: tuple[Any, ...] = (
+            jnp.int32(0),
+            scale,
+            found,
+            missed,
+            jnp.zeros(scale.shape, dtype=bool),
+        )
         going = lambda at: (at[0] < _STEPS) & ~at[-1].all()  # noqa: E731
         return lax.while_loop(going, step, first)[2:4]
 

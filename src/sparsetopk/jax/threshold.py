@@ -48,7 +48,7 @@ def solve(x: Array, whole: Array, frac: Array, lam: Array, setting: Setting) -> 
 
     On the CPU by the compiled core, elsewhere in XLA operations: what is lowered for decides.
     """
-    in_xla = partial(_solve_in_xla, setting=setting)
+    in_xla = partial(solve_in_xla, setting=setting)
     kind = setting.kind
     closed = kind.op in (MASK, MAGNITUDE, SIGN) or (
         kind.op == TWO_SIDED and kind.exponent in (1, 2, 3)
@@ -63,7 +63,7 @@ def solve(x: Array, whole: Array, frac: Array, lam: Array, setting: Setting) -> 
     )
 
 
-def _solve_in_xla(x: Array, whole: Array, frac: Array, lam: Array, setting: Setting) -> Solved:
+def solve_in_xla(x: Array, whole: Array, frac: Array, lam: Array, setting: Setting) -> Solved:
     state = plain.solve(x, Count(whole, frac), lam, setting.kind, setting.hard, setting.axis_name)
     block = Block.of(x, Count(whole, frac), lam, state.pivot, state.delta, setting)
     return Solved(block.y().astype(x.dtype), *state)
@@ -279,5 +279,6 @@ def _top_tangent(block: Block, moved: _Tangents) -> Array:
 
 
 def _invalid(block: Block, moved: _Tangents) -> Array:
-    """Invalid rows have invalid derivatives too."""
-    return sum((d * jnp.nan for d in moved if d is not None), jnp.zeros_like(block.a))
+    """Invalid rows have invalid derivatives too; the factor is 0 elsewhere, as 0 NaN would be NaN."""
+    factor = jnp.where(block.invalid, jnp.nan, 0.0).astype(block.lam.dtype)
+    return sum((d * factor for d in moved if d is not None), jnp.zeros_like(block.a))
