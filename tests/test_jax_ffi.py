@@ -245,7 +245,7 @@ def test_a_donated_argument_may_be_overwritten():
 
 def run_on_four_devices(code: str) -> None:
     setting = """
-    import os
+    import contextlib, os
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
     os.environ["SPARSETOPK_THREADS"] = "4"
     import jax, jax.numpy as jnp, numpy as np
@@ -313,17 +313,30 @@ def test_no_row_moves_between_devices():
     )
 
 
-def test_sharding_in_types():
+def test_results_have_the_type_of_the_argument():
+    """Sharding is a part of it: a rule for the derivative is refused if value and tangent disagree."""
     run_on_four_devices(
         """
-        explicit = mesh(4, kind=AxisType.Explicit)
-        place = NamedSharding(explicit, P("a"))
-        for solve in (threshold, pav):
-            expected = solve(x)[0]
-            with jax.set_mesh(explicit) if hasattr(jax, "set_mesh") else jax.sharding.use_mesh(explicit):
-                y = jax.jit(solve)(jax.device_put(x, place))[0]
-                assert y.sharding.is_equivalent_to(place, 3), y.sharding
-                np.testing.assert_array_equal(y, expected)
+        @jax.custom_jvp
+        def mask(x):
+            return threshold(x)[0]
+
+        @mask.defjvp
+        def _(at, moved):
+            return mask(*at), at[0] * moved[0]
+
+        def both(x):
+            return *jax.value_and_grad(lambda x: mask(x).sum())(x), *threshold(x), *pav(x)
+
+        for kind in (AxisType.Auto, AxisType.Explicit):
+            devices = mesh(4, kind=kind)
+            place = NamedSharding(devices, P("a"))
+            for using in (contextlib.nullcontext, jax.set_mesh):
+                with using(*([devices] if using is jax.set_mesh else [])):
+                    total, dx, *solved = jax.jit(both)(jax.device_put(x, place))
+                assert (dx == x).all()
+                for found in (dx, *solved):
+                    assert found.sharding.is_equivalent_to(place, 3), (kind, using, found.sharding)
         """
     )
 
