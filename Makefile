@@ -33,7 +33,7 @@ docs: $(VENV)/docs ## build the documentation into docs/_build/html
 
 wheel: $(VENV)/build ## build sdist and wheel, and run the quick tests on each, installed in a clean environment
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --sdist --wheel --outdir dist .
 	$(BIN)/python tests/packages.py dist build/installed
 
 SANITIZERS ?= address,undefined,float-cast-overflow

@@ -24,8 +24,9 @@ IN_SDIST = {
 }
 FOR_TESTS = ("tests", "docs", "README.md", "pyproject.toml")
 # A minute of both front-ends; the other quick tests take minutes more.
-QUICK = ("package", "native", "errors", "smoothness", "published_failures")
+QUICK = ("package", "native", "errors", "smoothness", "published_failures", "jax_ffi")
 REQUIREMENTS = ("pytest", "pytest-xdist", "hypothesis", "scipy")
+OLDEST_JAX = "jax==0.9.0"  # that pyproject.toml allows
 
 
 def check_sdist(path: Path) -> None:
@@ -41,13 +42,13 @@ def check_wheel(path: Path) -> None:
     assert re.fullmatch(r"sparsetopk-[\d.]+-cp311-abi3-\w+\.whl", path.name), path.name
     with zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
-    for name in ("_core.abi3.so", "_core.pyi", "py.typed", "torch/__init__.py"):
+    for name in ("_core.abi3.so", "_core.pyi", "py.typed", "torch/__init__.py", "jax/__init__.py"):
         assert f"sparsetopk/{name}" in names, f"{path.name} lacks {name}"
     odd = [n for n in names if not re.match(r"sparsetopk(-[\d.]+\.dist-info)?/", n) or ".cpp" in n]
     assert not odd, f"{path.name}: {odd}"
 
 
-def run_tests(path: Path, work: Path) -> None:
+def run_tests(path: Path, work: Path, requirements: list[str], names: tuple[str, ...]) -> None:
     shutil.rmtree(work, ignore_errors=True)
     venv.create(work / "env", with_pip=True)
     python = work.resolve() / "env" / "bin" / "python"
@@ -55,15 +56,19 @@ def run_tests(path: Path, work: Path) -> None:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, work / name)
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    package = f"{path.resolve()}[experiments,torch]"
-    subprocess.run([*pip, "-c", ROOT / "constraints.txt", package, *REQUIREMENTS], check=True)
-    place = "import sparsetopk, sparsetopk._core as c; print(sparsetopk.__file__, c.simd_level())"
+    subprocess.run([*pip, *REQUIREMENTS, *requirements], check=True)
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    shown = subprocess.check_output([python, "-c", place], cwd=work, env=env, text=True)
-    assert shown.startswith(str(python.parent.parent)), shown
+    code = (
+        "import jax, sparsetopk, sparsetopk._core as c; "
+        "print(sparsetopk.__file__, c.simd_level(), 'jax', jax.__version__, *c.xla_handlers())"
+    )
+    shown = subprocess.check_output([python, "-c", code], cwd=work, env=env, text=True)
     print(f"{path.name}: {shown}", end="", flush=True)
+    assert shown.startswith(str(python.parent.parent)), shown
+    # An sdist is built without the headers of XLA.
+    assert ("sparsetopk_threshold" in shown) == (path.suffix == ".whl"), shown
     pytest = [python, "-m", "pytest", "-q", "-m", "not slow", "-n", "2"]
-    files = [f"tests/test_{name}.py" for name in QUICK]
+    files = [f"tests/test_{name}.py" for name in names]
     subprocess.run([*pytest, *files], cwd=work, env=env, check=True)
 
 
@@ -71,8 +76,10 @@ def main(dist: Path, work: Path) -> None:
     (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
     check_sdist(sdist)
     check_wheel(wheel)
+    constraints = ["--constraint", str(ROOT / "constraints.txt")]
     for path in (wheel, sdist):
-        run_tests(path, work)
+        run_tests(path, work, [*constraints, f"{path.resolve()}[experiments,jax,torch]"], QUICK)
+    run_tests(wheel, work, [OLDEST_JAX, f"{wheel.resolve()}[jax]"], ("jax_ffi",))
     for path in (sdist, wheel):
         print(f"{path}  {path.stat().st_size / 1024:.0f} KiB")
 
