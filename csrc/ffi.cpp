@@ -42,7 +42,8 @@ std::size_t usable_cpus() {
 std::size_t thread_count() {
   static const std::size_t count = [] {
     const char* wanted = std::getenv("SPARSETOPK_THREADS");
-    return std::max(wanted != nullptr ? std::size_t(std::strtoul(wanted, nullptr, 10)) : usable_cpus(), std::size_t(1));
+    const std::size_t found = wanted != nullptr ? std::strtoul(wanted, nullptr, 10) : usable_cpus();
+    return std::max<std::size_t>(found, 1);
   }();
   return count;
 }
@@ -190,8 +191,8 @@ Error pav(AnyBuffer x, AnyBuffer w, AnyBuffer lam, Result d, Result block, Resul
   check.shape("d", *d, rows.shape);
   check.shape("block", *block, rows.shape);
   check.shape("paired", *paired, rows.shape);
-  check.require(rows.n <= std::size_t(std::numeric_limits<std::int32_t>::max()), "x", "have at most 2^31 - 1 entries per row",
-                std::to_string(rows.n));
+  check.require(rows.n <= std::size_t(std::numeric_limits<std::int32_t>::max()), "x",
+                "have at most 2^31 - 1 entries per row", std::to_string(rows.n));
   check.require(phi >= 0 && phi <= int(PhiName::exp), "phi", "be in [0, 3]", std::to_string(phi));
   if (!check.passed()) return check.error();
   with_floats(x, [&](const auto* data) {

@@ -313,6 +313,17 @@ def test_no_row_moves_between_devices():
     )
 
 
+def test_no_row_moves_with_the_partitioner_before_shardy():
+    run_on_four_devices(
+        """
+        jax.config.update("jax_use_shardy_partitioner", False)
+        for solve in (threshold, pav, jax.vmap(jax.vmap(threshold))):
+            check(solve, x, NamedSharding(mesh(4), P("a")))
+            check(solve, x, NamedSharding(mesh(2, 2), P("a", "b")))
+        """
+    )
+
+
 def test_results_have_the_type_of_the_argument():
     """Sharding is a part of it: a rule for the derivative is refused if value and tangent disagree."""
     run_on_four_devices(
@@ -372,6 +383,8 @@ def test_devices_may_solve_at_once():
         expected = threshold(x)
         found = jax.jit(lambda x: jax.lax.scan(lambda c, _: (c, threshold(c)), x, None, length=5)[1])
         for value, stack in zip(expected, found(jax.device_put(x, NamedSharding(mesh(4), P("a"))))):
+            assert (stack == value).all()
+        for value, stack in zip(expected, jax.pmap(threshold)(x)):
             assert (stack == value).all()
         """
     )

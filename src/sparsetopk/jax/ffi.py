@@ -122,5 +122,6 @@ def _sharded(solve: Callable[..., _Results], arguments: int) -> Callable[..., _R
     axes = [f"... {letter}" for letter in ascii_lowercase[: arguments + 3]]
     rule = f"{', '.join(axes[:arguments])} -> {', '.join(axes[arguments:])}"
     call = custom_partitioning(solve)
+    # The rule is for Shardy; the partitioner before it, which can still be chosen, infers.
     call.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=rule)
     return call
