@@ -67,8 +67,9 @@ def modules():
 
 @pytest.mark.parametrize("name", modules())
 def test_docstring_examples(name):
-    if name.startswith("sparsetopk.torch"):
-        pytest.importorskip("torch")
+    for framework in ("torch", "jax"):
+        if name.startswith(f"sparsetopk.{framework}"):
+            pytest.importorskip(framework)
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0
 
