@@ -161,17 +161,11 @@ class Rows(NamedTuple):
 
     def restore(self, rows: Array) -> Array:
         """As ``unflatten``, in the input's dtype."""
-        return self._as_input(self.unflatten(rows))
+        return self.unflatten(rows).astype(self.x.dtype)
 
     def restore_scalars(self, rows: Array) -> Array:
         """(..., 1) back to the input's shape without the axis."""
-        return self._as_input(rows.squeeze(-1))
-
-    def _as_input(self, result: Array) -> Array:
-        """In the dtype of the input, weak if that is."""
-        if self.x.weak_type and jnp.result_type(float) == self.x.dtype:
-            return jax.lax.convert_element_type(result, float)
-        return result.astype(self.x.dtype)
+        return rows.squeeze(-1).astype(self.x.dtype)
 
     def check_shape(self, name: str, value: Number) -> None:
         """That an array broadcasts with length 1 along the axis."""
