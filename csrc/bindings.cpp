@@ -8,6 +8,7 @@
 #include "cpu.hpp"
 #include "ffi.hpp"
 #include "isotonic.hpp"
+#include "pieces.hpp"
 #include "problem.hpp"
 
 namespace {
@@ -81,6 +82,119 @@ PyObject* threshold_backward(PyObject*, PyObject* args) {
                        pointer<double>(dlam));
   PyEval_RestoreThread(state);
   return Py_NewRef(Py_None);
+}
+
+// What every pass over pieces begins with: their address, their number, and the threads.
+struct PieceArguments {
+  Address begin = 0;
+  Py_ssize_t count = 0, threads = 0;
+  sparsetopk::Pieces pieces() const {
+    return {pointer<sparsetopk::Piece>(begin), std::size_t(count), std::size_t(threads)};
+  }
+};
+
+// And then, for most of them, the row.
+struct SpreadArguments : PieceArguments {
+  double exponent = 0, k = 0, lam = 0, pivot = 0, delta = 0;
+  int debias = 0, is_long = 0;
+  sparsetopk::Spread row() const { return {exponent, debias != 0, k, lam, {pivot, delta}, is_long != 0}; }
+};
+
+PyObject* pieces_gather(PyObject*, PyObject* args) {
+  PieceArguments a;
+  sparsetopk::Bounds bounds{};
+  int is_long = 0;
+  if (!PyArg_ParseTuple(args, "Knnddddp", &a.begin, &a.count, &a.threads, &bounds.from, &bounds.to, &bounds.lo,
+                        &bounds.hi, &is_long))
+    return nullptr;
+  bounds.is_long = is_long != 0;
+  PyThreadState* state = PyEval_SaveThread();
+  const sparsetopk::Counts counts = sparsetopk::gather(a.pieces(), bounds);
+  PyEval_RestoreThread(state);
+  return Py_BuildValue("LLLL", counts.over, counts.over_hi, counts.from_lo, counts.invalid);
+}
+
+PyObject* pieces_ties(PyObject*, PyObject* args) {
+  PieceArguments a;
+  double size = 0;
+  Address counts = 0;
+  if (!PyArg_ParseTuple(args, "KnndK", &a.begin, &a.count, &a.threads, &size, &counts)) return nullptr;
+  PyThreadState* state = PyEval_SaveThread();
+  sparsetopk::ties(a.pieces(), size, pointer<std::int64_t>(counts));
+  PyEval_RestoreThread(state);
+  return Py_NewRef(Py_None);
+}
+
+PyObject* pieces_histogram(PyObject*, PyObject* args) {
+  PieceArguments a;
+  Address first = 0, last = 0, counts = 0;
+  int shift = 0;
+  if (!PyArg_ParseTuple(args, "KnnKKiK", &a.begin, &a.count, &a.threads, &first, &last, &shift, &counts))
+    return nullptr;
+  if (shift < 0 || shift > 63 || (last - first) >> shift >= sparsetopk::kBuckets) {
+    PyErr_Format(PyExc_ValueError, "shift must leave at most %d buckets, got %d", int(sparsetopk::kBuckets), shift);
+    return nullptr;
+  }
+  PyThreadState* state = PyEval_SaveThread();
+  sparsetopk::histogram(a.pieces(), first, last, shift, pointer<std::int64_t>(counts));
+  PyEval_RestoreThread(state);
+  return Py_NewRef(Py_None);
+}
+
+PyObject* pieces_neighbours(PyObject*, PyObject* args) {
+  PieceArguments a;
+  double cut = 0;
+  if (!PyArg_ParseTuple(args, "Knnd", &a.begin, &a.count, &a.threads, &cut)) return nullptr;
+  PyThreadState* state = PyEval_SaveThread();
+  const sparsetopk::Neighbours found = sparsetopk::neighbours(a.pieces(), cut);
+  PyEval_RestoreThread(state);
+  return Py_BuildValue("dd", found.above, found.below);
+}
+
+PyObject* pieces_masses(PyObject*, PyObject* args) {
+  SpreadArguments a;
+  if (!PyArg_ParseTuple(args, "Knndpddddp", &a.begin, &a.count, &a.threads, &a.exponent, &a.debias, &a.k, &a.lam,
+                        &a.pivot, &a.delta, &a.is_long))
+    return nullptr;
+  PyThreadState* state = PyEval_SaveThread();
+  const sparsetopk::Masses found = sparsetopk::masses(a.pieces(), a.row());
+  PyEval_RestoreThread(state);
+  return Py_BuildValue("ddd", found.mass, found.slope, found.above);
+}
+
+PyObject* pieces_apply(PyObject*, PyObject* args) {
+  SpreadArguments a;
+  if (!PyArg_ParseTuple(args, "Knndpddddp", &a.begin, &a.count, &a.threads, &a.exponent, &a.debias, &a.k, &a.lam,
+                        &a.pivot, &a.delta, &a.is_long))
+    return nullptr;
+  PyThreadState* state = PyEval_SaveThread();
+  sparsetopk::apply(a.pieces(), a.row());
+  PyEval_RestoreThread(state);
+  return Py_NewRef(Py_None);
+}
+
+PyObject* pieces_block_sums(PyObject*, PyObject* args) {
+  SpreadArguments a;
+  Address sums = 0;
+  if (!PyArg_ParseTuple(args, "KnndpddddpK", &a.begin, &a.count, &a.threads, &a.exponent, &a.debias, &a.k, &a.lam,
+                        &a.pivot, &a.delta, &a.is_long, &sums))
+    return nullptr;
+  PyThreadState* state = PyEval_SaveThread();
+  sparsetopk::block_sums(a.pieces(), a.row(), pointer<double>(sums));
+  PyEval_RestoreThread(state);
+  return Py_NewRef(Py_None);
+}
+
+PyObject* pieces_cotangents(PyObject*, PyObject* args) {
+  SpreadArguments a;
+  Address sums = 0;
+  if (!PyArg_ParseTuple(args, "KnndpddddpK", &a.begin, &a.count, &a.threads, &a.exponent, &a.debias, &a.k, &a.lam,
+                        &a.pivot, &a.delta, &a.is_long, &sums))
+    return nullptr;
+  PyThreadState* state = PyEval_SaveThread();
+  const double in_lam = sparsetopk::cotangents(a.pieces(), a.row(), pointer<const double>(sums));
+  PyEval_RestoreThread(state);
+  return PyFloat_FromDouble(in_lam);
 }
 
 bool check_itemsize(int itemsize) {
@@ -215,6 +329,24 @@ PyMethodDef methods[] = {
     {"threshold_backward", threshold_backward, METH_VARARGS,
      "threshold_backward(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, "
      "g, dx, dk, dlam, threads): writes dx and, unless they are 0, dk and dlam."},
+    {"pieces_gather", pieces_gather, METH_VARARGS,
+     "pieces_gather(pieces, count, threads, from, to, lo, hi, is_long): keeps what is undecided and counts; returns (over, "
+     "over_hi, from_lo, invalid). This and the other passes over pieces: see csrc/pieces.hpp."},
+    {"pieces_ties", pieces_ties, METH_VARARGS,
+     "pieces_ties(pieces, count, threads, size, counts): writes how many kept entries of each piece have that size."},
+    {"pieces_histogram", pieces_histogram, METH_VARARGS,
+     "pieces_histogram(pieces, count, threads, first, last, shift, counts): writes 1024 counts."},
+    {"pieces_neighbours", pieces_neighbours, METH_VARARGS,
+     "pieces_neighbours(pieces, count, threads, cut): the smallest kept entry from the cut on, the largest below."},
+    {"pieces_masses", pieces_masses, METH_VARARGS,
+     "pieces_masses(pieces, count, threads, exponent, debias, k, lam, pivot, delta, is_long): (mass, slope, above)."},
+    {"pieces_apply", pieces_apply, METH_VARARGS,
+     "pieces_apply(pieces, count, threads, exponent, debias, k, lam, pivot, delta, is_long): writes y."},
+    {"pieces_block_sums", pieces_block_sums, METH_VARARGS,
+     "pieces_block_sums(pieces, count, threads, exponent, debias, k, lam, pivot, delta, is_long, sums): writes 8 sums."},
+    {"pieces_cotangents", pieces_cotangents, METH_VARARGS,
+     "pieces_cotangents(pieces, count, threads, exponent, debias, k, lam, pivot, delta, is_long, sums): writes dx; returns what "
+     "rows without a threshold add to the cotangent of lam."},
     {"solve_isotonic", solve_isotonic, METH_VARARGS,
      "solve_isotonic(phi, exponent, rows, n, s, w, lam, d, block): d and the first entry of every entry's block, "
      "for s and w in decreasing order; all arrays by address."},

@@ -29,23 +29,22 @@ void prefer_large_pages(const Problem& problem, void* output) {
 #endif
 }
 
-struct Kernels {
-  decltype(&baseline::forward) forward;
-  decltype(&baseline::backward) backward;
-};
-
 Kernels choose() {
+#define SPARSETOPK_KERNELS(level)                                                                                    \
+  {                                                                                                                  \
+    level::forward, level::backward, level::gather, level::ties, level::histogram, level::neighbours, level::masses, \
+        level::apply, level::block_sums, level::cotangents                                                           \
+  }
 #ifdef SPARSETOPK_WIDE  // set by the build that has them
   switch (simd_level()) {
-    case SimdLevel::avx512: return {avx512::forward, avx512::backward};
-    case SimdLevel::avx2: return {avx2::forward, avx2::backward};
+    case SimdLevel::avx512: return SPARSETOPK_KERNELS(avx512);
+    case SimdLevel::avx2: return SPARSETOPK_KERNELS(avx2);
     case SimdLevel::baseline: break;
   }
 #endif
-  return {baseline::forward, baseline::backward};
+  return SPARSETOPK_KERNELS(baseline);
+#undef SPARSETOPK_KERNELS
 }
-
-const Kernels kernels = choose();
 
 // run(problem, begin, end) over all rows: many rows are shared between the threads, of few rows each is.
 template <class Run>
@@ -78,6 +77,8 @@ void for_rows(const Problem& problem, Run run) {
 }
 
 }  // namespace
+
+const Kernels kernels = choose();
 
 void forward(const Problem& problem, void* y) {
   prefer_large_pages(problem, y);

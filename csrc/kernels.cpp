@@ -3,7 +3,7 @@
 // No inline function of the standard library may be instantiated here: the linker keeps one copy of
 // such a function, and a copy with wide vectors would then run on machines that lack them.
 #include "kernels.hpp"
-#include "output.hpp"
+#include "spread.hpp"
 
 namespace sparsetopk {
 namespace SPARSETOPK_LEVEL {
@@ -35,6 +35,12 @@ void with_dtype(Dtype dtype, const Kind& kind, F&& f) {
 }
 
 template <class F>
+void with_magnitude(double e, Dtype dtype, F&& f) {
+  if (e == 1) return with_dtype(dtype, Magnitude<Power<1>>{}, f);
+  return with_dtype(dtype, Magnitude<Power<0>>{{e}}, f);
+}
+
+template <class F>
 void with_types(const Problem& problem, F&& f) {
   const double e = problem.exponent;
   const auto with = [&](const auto& kind) { with_dtype(problem.dtype, kind, f); };
@@ -44,9 +50,7 @@ void with_types(const Problem& problem, F&& f) {
       if (e == 2) return with(Mask<Power<2>>{});
       if (e == 3) return with(Mask<Power<3>>{});
       return with(Mask<Power<0>>{{e}});
-    case Operator::magnitude:
-      if (e == 1) return with(Magnitude<Power<1>>{});
-      return with(Magnitude<Power<0>>{{e}});
+    case Operator::magnitude: return with_magnitude(e, problem.dtype, f);
     case Operator::sign:
       if (e == 1) return with(Sign<Power<1>>{});
       return with(Sign<Power<0>>{{{e}}});
@@ -88,6 +92,58 @@ void backward(const Problem& problem, std::size_t begin, std::size_t end, const 
       if (dlam != nullptr) dlam[i] = finite<double>(row.lam);
     }
   });
+}
+
+Counts gather(Piece& piece, const Bounds& bounds) {
+  Counts counts;
+  with_dtype(Dtype(piece.dtype), 0, [&](int, auto zero) { counts = gather_piece<decltype(zero)>(piece, bounds); });
+  return counts;
+}
+
+std::int64_t ties(const Piece& piece, double size) {
+  std::int64_t count = 0;
+  with_dtype(Dtype(piece.dtype), 0, [&](int, auto zero) { count = ties_piece<decltype(zero)>(piece, size); });
+  return count;
+}
+
+void histogram(const Piece& piece, std::uint64_t first, std::uint64_t last, int shift, std::int64_t* counts) {
+  with_dtype(Dtype(piece.dtype), 0, [&](int, auto zero) {
+    histogram_piece<decltype(zero)>(piece, first, last, shift, counts);
+  });
+}
+
+Neighbours neighbours(const Piece& piece, double cut) {
+  Neighbours found{};
+  with_dtype(Dtype(piece.dtype), 0, [&](int, auto zero) { found = neighbours_piece<decltype(zero)>(piece, cut); });
+  return found;
+}
+
+Masses masses(const Piece& piece, const Spread& row) {
+  Masses found{};
+  with_magnitude(row.exponent, Dtype(piece.dtype), [&](const auto& kind, auto zero) {
+    found = masses_piece<decltype(zero)>(piece, row, kind);
+  });
+  return found;
+}
+
+void apply(const Piece& piece, const Spread& row) {
+  with_magnitude(row.exponent, Dtype(piece.dtype), [&](const auto& kind, auto zero) {
+    apply_piece<decltype(zero)>(piece, row, kind);
+  });
+}
+
+void block_sums(const Piece& piece, const Spread& row, double* sums) {
+  with_magnitude(row.exponent, Dtype(piece.dtype), [&](const auto& kind, auto zero) {
+    block_sums_piece<decltype(zero)>(piece, row, kind, sums);
+  });
+}
+
+double cotangents(const Piece& piece, const Spread& row, const double* sums) {
+  double in_lam = 0;
+  with_magnitude(row.exponent, Dtype(piece.dtype), [&](const auto& kind, auto zero) {
+    in_lam = cotangents_piece<decltype(zero)>(piece, row, kind, sums);
+  });
+  return in_lam;
 }
 
 }  // namespace SPARSETOPK_LEVEL

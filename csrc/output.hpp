@@ -460,9 +460,12 @@ Cotangents backward_tile(const Solved<X, Kind>& row, const X* x, const X* g, std
   return result;
 }
 
+// Whether a row is without a threshold.
+inline bool is_special(double lam, State state) { return lam == 0 || !(::fabs(state.pivot) < kInfinity); }
+
 template <class X, class Kind>
 Cotangents backward_row(const Row<X, Kind>& row, State state, const X* g, X* dx) {
-  if (row.lam == 0 || !(::fabs(state.pivot) < kInfinity)) return backward_special(row, state, g, dx);
+  if (is_special(row.lam, state)) return backward_special(row, state, g, dx);
   const Solved<X, Kind> solved(row, state);
   if (row.n <= kTile) return backward_tile(solved, row.x, g, row.n, dx);
   BlockSums parts[kBlocks];

@@ -39,6 +39,78 @@ def threshold_backward(
     threads: int,
     /,
 ) -> None: ...
+def pieces_gather(
+    pieces: int,
+    count: int,
+    threads: int,
+    from_: float,
+    to: float,
+    lo: float,
+    hi: float,
+    is_long: bool,
+    /,
+) -> tuple[int, int, int, int]: ...
+def pieces_ties(pieces: int, count: int, threads: int, size: float, counts: int, /) -> None: ...
+def pieces_histogram(
+    pieces: int, count: int, threads: int, first: int, last: int, shift: int, counts: int, /
+) -> None: ...
+def pieces_neighbours(
+    pieces: int, count: int, threads: int, cut: float, /
+) -> tuple[float, float]: ...
+def pieces_masses(
+    pieces: int,
+    count: int,
+    threads: int,
+    exponent: float,
+    debias: bool,
+    k: float,
+    lam: float,
+    pivot: float,
+    delta: float,
+    is_long: bool,
+    /,
+) -> tuple[float, float, float]: ...
+def pieces_apply(
+    pieces: int,
+    count: int,
+    threads: int,
+    exponent: float,
+    debias: bool,
+    k: float,
+    lam: float,
+    pivot: float,
+    delta: float,
+    is_long: bool,
+    /,
+) -> None: ...
+def pieces_block_sums(
+    pieces: int,
+    count: int,
+    threads: int,
+    exponent: float,
+    debias: bool,
+    k: float,
+    lam: float,
+    pivot: float,
+    delta: float,
+    is_long: bool,
+    sums: int,
+    /,
+) -> None: ...
+def pieces_cotangents(
+    pieces: int,
+    count: int,
+    threads: int,
+    exponent: float,
+    debias: bool,
+    k: float,
+    lam: float,
+    pivot: float,
+    delta: float,
+    is_long: bool,
+    sums: int,
+    /,
+) -> float: ...
 def solve_isotonic(
     phi: int, exponent: float, rows: int, n: int, s: int, w: int, lam: int, d: int, block: int, /
 ) -> None: ...

@@ -23,6 +23,7 @@
 #include "dtypes.hpp"
 #include "isotonic.hpp"
 #include "kernels.hpp"
+#include "pieces.hpp"
 
 #ifdef SPARSETOPK_X86
 #include <immintrin.h>
@@ -332,6 +333,73 @@ void fuzz_flushed(const char* dtype, const Setting& setting, const char* content
   flush_subnormals(false);
 }
 
+// ------------------------------------------------------------------------------------ a row in several pieces
+
+// All passes over the pieces of a row, with room beside the outputs or without, against plain loops over all entries.
+template <class X>
+void fuzz_pieces(const char* dtype, const char* content, std::size_t n, bool with_room) {
+  const std::vector<X> x = make_rows<X>(content, 1, n, n);
+  std::vector<X> g(n);
+  for (X& value : g) value = from_double<X>(normal());
+  double ends[] = {std::fabs(double(widen(x[below(n)]))), std::fabs(double(widen(x[below(n)])))};
+  const bool bad = std::any_of(x.begin(), x.end(), [](X value) { return !std::isfinite(double(widen(value))); });
+  if (bad) ends[0] = 0.5, ends[1] = 0.6;
+  const double lo = std::min(ends[0], ends[1]), hi = std::max(ends[0], ends[1]);
+  const double lam = kLams[3 + below(4)], exponent = below(2) == 0 ? 1 : 3;
+  begin_call("pieces of %s, %s, n = %zu, lam = %g, [%g, %g], room %d", dtype, content, n, lam, lo, hi, int(with_room));
+  std::vector<std::vector<X>> outs;
+  std::vector<std::vector<char>> rooms;
+  std::vector<Piece> pieces;
+  for (std::size_t start = 0; start < n;) {
+    const std::size_t length = std::min({n - start, std::size_t(65536), 1 + below(n)});
+    outs.emplace_back(length);
+    rooms.emplace_back(length / kFewest * (sizeof(X) + 2));
+    pieces.push_back({x.data() + start, outs.back().data(), g.data() + start, std::int64_t(length),
+                      std::int64_t(dtype_of<X>()), 0, with_room ? rooms.back().data() : nullptr, 0, 0});
+    start += length;
+  }
+  const Pieces all{pieces.data(), pieces.size(), 2};
+  const Counts counts = gather(all, {lo, hi, lo, hi, below(2) == 0});
+  std::int64_t over = 0, from_lo = 0, at_lo = 0;
+  for (const X value : x) {
+    const double a = std::fabs(double(widen(value)));
+    over += a > hi, from_lo += a >= lo, at_lo += a == lo;
+  }
+  check((counts.invalid > 0) == bad, "invalid", double(counts.invalid), bad);
+  if (bad) return;
+  check(counts.over == over && counts.over_hi == over, "over", double(counts.over), double(over));
+  check(counts.from_lo == from_lo, "from_lo", double(counts.from_lo), double(from_lo));
+  std::vector<std::int64_t> tied(pieces.size()), buckets(kBuckets);
+  ties(all, lo, tied.data());
+  std::int64_t found = 0;
+  for (const std::int64_t count : tied) found += count;
+  check(found == at_lo, "ties", double(found), double(at_lo));
+  std::uint64_t first, last;
+  std::memcpy(&first, &lo, sizeof(first)), std::memcpy(&last, &hi, sizeof(last));
+  int shift = 0;
+  while ((last - first) >> shift >= kBuckets) ++shift;
+  histogram(all, first, last, shift, buckets.data());
+  found = 0;
+  for (const std::int64_t count : buckets) found += count;
+  check(found == from_lo - over, "histogram", double(found), double(from_lo - over));
+  const Neighbours beside = neighbours(all, hi);
+  check(beside.above == hi && (beside.below < hi || beside.below != beside.below), "neighbours", beside.above, hi);
+  const Spread row{exponent, true, double(n) / 3, lam, {hi, 0}, below(2) == 0};
+  const Masses sums = masses(all, row);
+  check(sums.mass == 0 && sums.above >= 0, "masses", sums.mass, 0);
+  apply(all, row);  // t = 0 at hi: nothing below it, x from where it is whole
+  for (std::size_t i = 0; i < pieces.size(); ++i)
+    for (std::size_t j = 0; j < outs[i].size(); ++j) {
+      const double value = double(widen(static_cast<const X*>(pieces[i].x)[j])), y = double(widen(outs[i][j]));
+      check(std::fabs(value) > hi ? y * value >= 0 : y == 0, "y", y, value);
+    }
+  double block[kBlockSums];
+  block_sums(all, row, block);
+  cotangents(all, row, block);
+  for (const auto& out : outs)
+    for (const X value : out) check(hi > 1e100 || std::isfinite(double(widen(value))), "dx of pieces", double(widen(value)));
+}
+
 template <class X>
 void fuzz_dtype(const char* dtype, std::size_t n) {
   for (const Setting& setting : kSettings)
@@ -343,6 +411,9 @@ void fuzz_dtype(const char* dtype, std::size_t n) {
         fuzz_flushed<X>(dtype, setting, content, n);
       }
     }
+  if (n == 0) return;
+  for (const char* content : kContents)
+    for (const bool with_room : {false, true}) fuzz_pieces<X>(dtype, content, n, with_room);
 }
 
 // ----------------------------------------------------------------------------------------- sorting and pooling

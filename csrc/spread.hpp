@@ -1,0 +1,274 @@
+// The passes over one piece of a row that is spread over many arrays; see pieces.hpp.
+#pragma once
+
+#include "output.hpp"
+#include "pieces.hpp"
+
+namespace sparsetopk {
+namespace SPARSETOPK_LEVEL {
+
+// The same comparison with keys of type T: a >= least(bound) if and only if a >= bound, for finite a.
+template <class T>
+T least_from(double bound) {
+  constexpr double limit = Limits<T>::largest;
+  if (bound > limit) return T(kInfinity);
+  const T rounded = T(larger(bound, -limit));
+  return double(rounded) < bound ? next_up(rounded) : rounded;
+}
+// And a <= most(bound) if and only if a <= bound.
+template <class T>
+T most_to(double bound) {
+  return -least_from<T>(-bound);
+}
+
+// Writes past the caches, in which so long a row would not stay: memory is not read before it is written.
+inline void stream(void* to, const void* from, std::size_t bytes) {
+#ifdef SPARSETOPK_X86
+  const auto* source = static_cast<const __m128i*>(from);
+  auto* target = static_cast<__m128i*>(to);
+  if (bytes % sizeof(__m128i) == 0 && reinterpret_cast<std::uintptr_t>(to) % sizeof(__m128i) == 0) {
+    for (std::size_t i = 0; i < bytes / sizeof(__m128i); ++i) _mm_stream_si128(target + i, _mm_loadu_si128(source + i));
+    return;
+  }
+#endif
+  std::memcpy(to, from, bytes);
+}
+inline void end_of_stream() {
+#ifdef SPARSETOPK_X86
+  _mm_sfence();
+#endif
+}
+
+// The undecided entries of a piece, wherever they are kept.
+template <class X>
+struct Kept {
+  X* entries;
+  std::size_t size;
+  std::uint16_t* positions;  // if they are kept beside
+
+  explicit Kept(const Piece& piece)
+      : entries(static_cast<X*>(piece.beside ? piece.room : piece.out)),
+        size(std::size_t(piece.kept)),
+        positions(reinterpret_cast<std::uint16_t*>(entries + piece.n / kFewest)) {}
+};
+
+// Keeps what is undecided beside, and writes what is decided: 0, or x. False if there is too little room.
+template <class X>
+bool gather_beside(const Piece& piece, bool is_long, Open<X>& open, Wide<X> from, Wide<X> to) {
+  using T = Wide<X>;
+  constexpr T limit = T(Limits<T>::largest);
+  const X* x = static_cast<const X*>(piece.x);
+  X* out = static_cast<X*>(piece.out);
+  const Kept<X> kept(piece);
+  const std::size_t room = std::size_t(piece.n / kFewest);
+  for (std::size_t i = 0; i < std::size_t(piece.n); i += kTile) {
+    const std::size_t length = smaller(kTile, std::size_t(piece.n) - i);
+    T keys[kTile];
+    X y[kTile];
+    std::uint32_t positions[kTile + 16];
+    for (std::size_t j = 0; j < length; ++j) {
+      const T a = key<true>(x[i + j]);
+      keys[j] = a;
+      y[j] = a > to ? x[i + j] : X{};
+    }
+    std::uint32_t over = 0, bad = 0;
+    for (std::size_t j = 0; j < length; ++j) {
+      over += keys[j] > to;
+      bad += !(keys[j] <= limit);
+    }
+    const std::size_t count = positions_between(keys, length, from, to, positions);
+    if (open.size + count > room) return false;
+    for (std::size_t j = 0; j < count; ++j) {
+      kept.entries[open.size + j] = x[i + positions[j]];
+      kept.positions[open.size + j] = std::uint16_t(i + positions[j]);
+    }
+    open.size += count, open.whole += over, open.invalid |= bad != 0;
+    if (is_long)
+      stream(out + i, y, length * sizeof(X));
+    else
+      std::memcpy(out + i, y, length * sizeof(X));
+  }
+  if (is_long) end_of_stream();
+  return true;
+}
+
+template <class X>
+Counts gather_piece(Piece& piece, const Bounds& bounds) {
+  using T = Wide<X>;
+  const T from = least_from<T>(bounds.from), to = most_to<T>(bounds.to);
+  Open<X> open;
+  piece.beside = piece.room != nullptr;
+  open.entries = Kept<X>(piece).entries;
+  if (piece.beside && !gather_beside(piece, bounds.is_long, open, from, to)) piece.beside = 0, open = Open<X>{};
+  if (!piece.beside) {
+    open.entries = static_cast<X*>(piece.out);
+    open.template gather<true>(static_cast<const X*>(piece.x), std::size_t(piece.n), from, to);
+  }
+  piece.kept = std::int64_t(open.size);
+  std::size_t over_hi, from_lo;
+  open.template count<true>(least_from<T>(bounds.lo), most_to<T>(bounds.hi), over_hi, from_lo);
+  return {std::int64_t(open.whole), std::int64_t(over_hi), std::int64_t(from_lo), open.invalid};
+}
+
+template <class X>
+std::int64_t ties_piece(const Piece& piece, double size) {
+  const Kept<X> kept(piece);
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < kept.size; ++i) count += double(key<true>(kept.entries[i])) == size;
+  return count;
+}
+
+template <class X>
+void histogram_piece(const Piece& piece, std::uint64_t first, std::uint64_t last, int shift, std::int64_t* counts) {
+  const Kept<X> kept(piece);
+  for (std::size_t i = 0; i < kept.size; ++i) {
+    const std::uint64_t bits = bit_cast<std::uint64_t>(double(key<true>(kept.entries[i])));
+    if (bits >= first && bits <= last) ++counts[(bits - first) >> shift];
+  }
+}
+
+template <class X>
+Neighbours neighbours_piece(const Piece& piece, double cut) {
+  const Kept<X> kept(piece);
+  Neighbours found{kInfinity, -kInfinity};
+  for (std::size_t i = 0; i < kept.size; ++i) {
+    const double a = double(key<true>(kept.entries[i]));
+    if (a >= cut) found.above = smaller(found.above, a);
+    if (a < cut) found.below = larger(found.below, a);
+  }
+  return found;
+}
+
+template <class X, class Kind>
+Masses masses_piece(const Piece& piece, const Spread& row, const Kind& kind) {
+  const Distance distance(row.state.pivot, 0, row.lam);
+  const Kept<X> kept(piece);
+  const Distances distances{kept.entries, kept.size, distance, fill_distances<true, X>};
+  Equation<Kind> equation(distances, kind);
+  const Sums sums = equation(row.state.delta, kind.top(row.state.pivot - row.lam * row.state.delta));
+  return {sums.mass, sums.slope, sums.above};
+}
+
+template <class X, class Kind>
+Row<X, Kind> row_of(const Piece& piece, const Spread& row, const Kind& kind) {
+  return {static_cast<const X*>(piece.x), std::size_t(piece.n), row.k, row.lam, kind, row.debias, 1};
+}
+inline State state_of(const Piece& piece, const Spread& row) {
+  return {row.state.pivot, row.lam == 0 ? piece.left : row.state.delta};
+}
+
+// f(begin, length, out) for the tiles of a piece: of a long row each goes through the first cache.
+template <class X, class F>
+void write_piece(const Piece& piece, bool is_long, F&& f) {
+  const std::size_t n = std::size_t(piece.n);
+  X* out = static_cast<X*>(piece.out);
+  if (!is_long) return f(0, n, out);
+  X tile[kTile];
+  for (std::size_t i = 0; i < n; i += kTile) {
+    const std::size_t length = smaller(kTile, n - i);
+    f(i, length, tile);
+    stream(out + i, tile, length * sizeof(X));
+  }
+  end_of_stream();
+}
+
+// lam = 0: the size from which on everything in the piece is selected, if all of its entries at the pivot are, or none.
+template <class X>
+bool cuts_hard(const Piece& piece, const Spread& row, Wide<X>& bound) {
+  using T = Wide<X>;
+  if (row.lam != 0 || !(::fabs(row.state.pivot) < kInfinity) || !(piece.left <= 0 || piece.left == kInfinity)) return false;
+  const T pivot = most_to<T>(row.state.pivot);
+  bound = piece.left > 0 ? least_from<T>(row.state.pivot) : pivot < T(Limits<T>::largest) ? next_up(pivot) : T(kInfinity);
+  return true;
+}
+
+// Writes y for lam = 0, and returns what is left of the mass for the entries at the pivot.
+template <class X, class Kind>
+double hard_part(const Row<X, Kind>& row, double pivot, double left, X* y) {
+  for_hard_mask(row, {pivot, left}, [&](std::size_t j, double z) {
+    const double a = double(key<true>(row.x[j]));
+    if (a == pivot) left -= z;
+    y[j] = with_sign<Kind>(z * a, row.x[j]);
+  });
+  return left;
+}
+
+// y where it was undecided.
+template <class X, class Kind>
+void apply_beside(const Piece& piece, const Row<X, Kind>& row, State state) {
+  const Kept<X> kept(piece);
+  X* out = static_cast<X*>(piece.out);
+  X y[kTile];
+  double left = state.delta;
+  for (std::size_t i = 0; i < kept.size; i += kTile) {
+    Row<X, Kind> part = row;
+    part.x = kept.entries + i, part.n = smaller(kTile, kept.size - i);
+    if (row.lam == 0)
+      left = hard_part(part, state.pivot, left, y);
+    else
+      forward_row(part, state, y);
+    for (std::size_t j = 0; j < part.n; ++j) out[kept.positions[i + j]] = y[j];
+  }
+}
+
+template <class X, class Kind>
+void apply_piece(const Piece& piece, const Spread& row, const Kind& kind) {
+  const Row<X, Kind> all = row_of<X>(piece, row, kind);
+  const State state = state_of(piece, row);
+  if (piece.beside && ::fabs(state.pivot) < kInfinity) return apply_beside(piece, all, state);
+  Wide<X> bound;
+  const bool hard = cuts_hard<X>(piece, row, bound);
+  if (!hard && is_special(row.lam, state)) return forward_row(all, state, static_cast<X*>(piece.out));
+  if (!hard) {
+    const Solved<X, Kind> solved(all, state);
+    return write_piece<X>(piece, row.is_long, [&](std::size_t begin, std::size_t length, X* y) {
+      write_inside(solved, all.x + begin, length, y);
+    });
+  }
+  write_piece<X>(piece, row.is_long, [&](std::size_t begin, std::size_t length, X* y) {
+    for (std::size_t j = 0; j < length; ++j) {
+      const X x = all.x[begin + j];
+      const Wide<X> a = key<true>(x);
+      y[j] = (a >= bound) & (a > 0) ? x : X{};
+    }
+  });
+}
+
+template <class X, class Kind>
+void block_sums_piece(const Piece& piece, const Spread& row, const Kind& kind, double* sums) {
+  static_assert(sizeof(BlockSums) == kBlockSums * sizeof(double) && !kNotes<X, Kind>, "");
+  BlockSums found;
+  std::size_t noted;
+  if (!is_special(row.lam, row.state)) {
+    const Solved<X, Kind> solved(row_of<X>(piece, row, kind), row.state);
+    found = sum_part<X, Kind>(solved, static_cast<const X*>(piece.x), static_cast<const X*>(piece.g),
+                              std::size_t(piece.n), nullptr, noted);
+  }
+  std::memcpy(sums, &found, sizeof(found));
+}
+
+template <class X, class Kind>
+double cotangents_piece(const Piece& piece, const Spread& row, const Kind& kind, const double* sums) {
+  const Row<X, Kind> part = row_of<X>(piece, row, kind);
+  const X* g = static_cast<const X*>(piece.g);
+  Wide<X> bound;
+  if (cuts_hard<X>(piece, row, bound)) {
+    write_piece<X>(piece, row.is_long, [&](std::size_t begin, std::size_t length, X* dx) {
+      for (std::size_t j = 0; j < length; ++j)
+        dx[j] = key<true>(part.x[begin + j]) >= bound ? finite<X>(double(widen(g[begin + j]))) : X{};
+    });
+    return 0;
+  }
+  if (is_special(row.lam, row.state))
+    return backward_special(part, state_of(piece, row), g, static_cast<X*>(piece.out)).lam;
+  const BlockSums total{sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], sums[6], sums[7]};
+  const Solved<X, Kind> solved(part, row.state);
+  const Block block(solved, total);
+  write_piece<X>(piece, row.is_long, [&](std::size_t begin, std::size_t length, X* dx) {
+    write_cotangents(solved, block, part.x + begin, g + begin, length, dx);
+  });
+  return 0;
+}
+
+}  // namespace SPARSETOPK_LEVEL
+}  // namespace sparsetopk
