@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core import native
 from .vectorized import MAGNITUDE, MASK, SIGN, TWO_SIDED
 
-_DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _CLOSED_FORMS = (1.0, 2.0, 3.0)
 
 
@@ -39,7 +39,7 @@ def forward(
     y, state = torch.empty_like(x), x.new_empty((m, 2), dtype=torch.float64)
     native.threshold_forward(
         *operator,
-        _DTYPES[x.dtype],
+        DTYPES[x.dtype],
         m,
         n,
         n,
@@ -75,7 +75,7 @@ def backward(
     dlam = state.new_empty(m) if in_lam else None
     native.threshold_backward(
         *operator,
-        _DTYPES[x.dtype],
+        DTYPES[x.dtype],
         m,
         n,
         n,
