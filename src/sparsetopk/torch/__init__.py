@@ -1,7 +1,8 @@
 """Fast, differentiable and sparse top-k operators on PyTorch tensors."""
 
-from . import nn
+from . import baselines, nn, prune
 from .losses import topk_loss, topk_value
+from .multi import topk_mag_multi
 from .norms import half_sq_support_norm, owl_norm, support_negentropy
 from .operators import topk, topk_mag, topk_mask, topk_sign
 from .polytope import permutahedron, permutahedron_value, soft_rank, soft_sort
@@ -12,6 +13,7 @@ __all__ = [
     "topk_mask",
     "topk",
     "topk_mag",
+    "topk_mag_multi",
     "topk_sign",
     "topk_select",
     "choose_lam",
@@ -27,7 +29,9 @@ __all__ = [
     "half_sq_support_norm",
     "owl_norm",
     "support_negentropy",
-    # modules and results
+    # modules, pruning and results
     "nn",
+    "prune",
+    "baselines",
     "Selection",
 ]
