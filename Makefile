@@ -26,6 +26,7 @@ lint: $(VENV)/dev ## check style (ruff) and types (mypy, strict)
 bench: $(VENV)/dev ## time the operators against the hard ones, as ratios in one run
 	$(BIN)/python benchmarks/torch_operators.py
 	$(BIN)/python benchmarks/numpy_operators.py
+	$(BIN)/python benchmarks/applications.py
 
 docs: $(VENV)/docs ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
