@@ -231,7 +231,7 @@ def _threshold(
     """z in [lo, hi] with sum S(t_i + z) = phi'(pivot - lam z) sum w_i over what it pools, where
     t_i = (s_i - pivot)/lam; the left side minus the right side increases with z."""
     s, w, lam, reg, phi = rows
-    t = (s - pivot) / lam
+    t, eps = (s - pivot) / lam, jnp.finfo(s.dtype).eps
 
     def linear(z: Array) -> tuple[Array, Array]:
         """p = 2: the root is known as soon as it is known what it pools."""
@@ -254,9 +254,9 @@ def _threshold(
         )
         g = pivot - lam * z
         expected = phi.prime(g) * weight
-        value, terms = mass - expected, terms + jnp.abs(expected)
+        value, rounding = mass - expected, 4 * eps * (terms + jnp.abs(expected))
         step = -value / (slope + lam * phi.curvature(g, weight))
-        return value / jnp.where(terms > 0, terms, 1.0), step
+        return jnp.where(jnp.abs(value) <= rounding, 0.0, value), step
 
     closed = reg.exponent == 1.0 and phi.name != "exp"
     return increasing_root(
@@ -264,7 +264,7 @@ def _threshold(
         lo,
         hi,
         start=lo + (hi - lo) / 2,
-        tol=jnp.full_like(lo, 0.0 if closed else 4 * jnp.finfo(s.dtype).eps),
+        tol=jnp.zeros_like(lo),
         unit=jnp.zeros_like(lo),
         rows=wanted,
     )

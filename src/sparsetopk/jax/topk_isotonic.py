@@ -1,0 +1,103 @@
+"""The top-k family by PAV or Dykstra: the permutahedron of w = 1_k, instead of one threshold."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from .._types import IsotonicSolver, SolverOptions
+from . import isotonic
+from .arguments import Count, Number, Rows
+from .isotonic import Setting, block_sum, respond
+from .kinds import MAGNITUDE, Kind
+from .polytope import check_residual, setting_of
+
+
+def evaluate(
+    rows: Rows,
+    k: Number,
+    lam: Number,
+    kind: Kind,
+    p: float,
+    solver: IsotonicSolver,
+    options: SolverOptions | None,
+) -> Array:
+    """The output as rows (..., n), for checked arguments; of rows with lam = 0, anything."""
+    setting = setting_of(rows.x, p, kind.phi.name, solver, options)
+    y, residual = _evaluate(
+        rows.data, *rows.split(k), rows.per_row(lam), kind=kind, setting=setting
+    )
+    check_residual(setting, residual)
+    return y
+
+
+@partial(jax.jit, static_argnames=("kind", "setting"))
+def _evaluate(
+    x: Array, whole: Array, frac: Array, lam: Array, kind: Kind, setting: Setting
+) -> tuple[Array, Array]:
+    phi, n = kind.phi, x.shape[-1]
+    x = x.astype(lam.dtype)
+    bad = ~jnp.isfinite(x) if phi.even else jnp.isnan(x)
+    valid = (whole >= 0) & (frac >= 0) & ((whole < n) | ((whole == n) & (frac == 0)))
+    valid = valid & ~bad.any(axis=-1, keepdims=True) & (lam >= 0) & (lam < jnp.inf)
+    soft = valid & (lam > 0)
+    nan = (x + frac + lam) * jnp.nan  # invalid rows have invalid derivatives too
+    sign = jnp.where(x < 0, -1.0, 1.0).astype(x.dtype) if phi.even else None
+    a = jnp.where(valid, x if sign is None else sign * x, 0.0)
+    a, k = _candidates(a, Count(jnp.where(valid, whole, 0), jnp.where(valid, frac, 0.0)))
+    lam = jnp.where(soft, jnp.maximum(lam, jnp.finfo(lam.dtype).tiny), 1.0)
+    a = _without_infinities(a, lam)
+
+    w = (k.whole - jnp.arange(n, dtype=jnp.int32)).astype(lam.dtype) + lax.stop_gradient(k.frac)
+    w = jnp.clip(w, 0.0, 1.0)
+    solved = isotonic.solve(a, w, lam, setting)
+    residual = jnp.where(soft, solved.residual, 0.0)
+    if setting.rule is not None and not setting.rule.fixed_count:
+        valid &= residual <= setting.rule.tol
+    w = jnp.take_along_axis(w, solved.paired, axis=-1)
+    size, weight = block_sum(jnp.ones_like(w), solved.block), block_sum(w, solved.block)
+    # k is the weight of the one block that is neither selected whole nor left out whole.
+    boundary = solved.paired == jnp.minimum(k.whole, n - 1)
+    shared = boundary & (weight > 0) & (weight < size)
+    w = w + jnp.where(shared, k.frac - lax.stop_gradient(k.frac), 0.0)
+
+    y, d = respond(a, w, lam, solved.d, solved.block, setting)
+    if kind.op == MAGNITUDE:
+        if kind.debias:
+            y = jnp.where(weight > 0, y + lam * d, 0.0)
+            y = jnp.where((size == 1) & (weight == 1), a, y)
+        # Which of several zeros would be selected is open: only if all are do they have a slope.
+        y = jnp.where((x == 0) & (k.whole < n), 0.0, y)
+    y = y if sign is None else sign * y
+    return jnp.where(valid, y + 0.0, nan), residual  # 0 and not -0
+
+
+def _candidates(a: Array, k: Count) -> tuple[Array, Count]:
+    """Where more than k entries are +inf, these tie and are the only candidates; and k, at most the
+    number of candidates."""
+    infinite = a == jnp.inf
+    overfull = _count(infinite) - k.whole > k.frac
+    a = jnp.where(overfull, jnp.where(infinite, 0.0, -jnp.inf).astype(a.dtype), a)
+    candidates = _count(a > -jnp.inf)
+    frac = jnp.where(k.whole < candidates, k.frac, 0.0)
+    return a, Count(jnp.minimum(k.whole, candidates), frac)
+
+
+def _count(flags: Array) -> Array:
+    return flags.sum(axis=-1, keepdims=True, dtype=jnp.int32)
+
+
+def _without_infinities(a: Array, lam: Array) -> Array:
+    """Finite stand-ins for infinite entries, too far from the others to be pooled with them."""
+    finite, limit = jnp.isfinite(a), jnp.finfo(a.dtype).max
+    now, lam = lax.stop_gradient(a), lax.stop_gradient(lam)
+    some = finite.any(axis=-1, keepdims=True)
+    top = jnp.where(finite, now, -limit).max(axis=-1, keepdims=True)
+    bottom = jnp.where(finite, now, limit).min(axis=-1, keepdims=True)
+    top, bottom = jnp.where(some, top, 0.0), jnp.where(some, bottom, 0.0)
+    above = jnp.minimum(top + 2.0 * (lam + jnp.abs(top)), limit)
+    below = jnp.maximum(bottom - 2.0 * (lam + jnp.abs(bottom)), -limit)
+    return jnp.where(finite, a, jnp.where(a > 0, above, below))
