@@ -48,7 +48,7 @@ class Setting(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """What a solver found, in the order of x; (..., n), but for the residual (..., 1). No derivatives."""
+    """What a solver found, (..., n) in the order of x, and its residual (..., 1). No derivatives."""
 
     d: Array  # (x - u)/lam
     block: Array

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .arguments import Count, Number, Rows, check_k, check_number, compute_dtype
+from .arguments import Count, Number, Rows, check_k, check_number, compute_dtype, exact
 from .polytope import permutahedron_value
 
 
@@ -56,11 +56,16 @@ def _conjugate_of_top_k(y: Array, k: Number, axis: int, entropy: bool) -> Array:
     check_k(k, rows.n)
     if rows.x.size == 0:
         return rows.x.sum(axis=rows.axis)
-    size = rows.data.astype(compute_dtype(rows.x))
-    return rows.restore_scalars(_least(size, *rows.split(k), entropy=entropy))
+    return _evaluate(rows.x, exact(k), rows.axis, entropy)
 
 
-@partial(jax.jit, static_argnames="entropy")
+@partial(jax.jit, static_argnames=("axis", "entropy"))
+def _evaluate(y: Array, k: Array | Count, axis: int, entropy: bool) -> Array:
+    rows = Rows("y", y, axis)
+    values = rows.data.astype(compute_dtype(y))
+    return rows.restore_scalars(_least(values, *rows.split(k), entropy))
+
+
 def _least(y: Array, whole: Array, frac: Array, entropy: bool) -> Array:
     """min_{z in P(1_k)} sum_i z_i phi*(y_i/z_i), (..., 1), for phi = x^2/2 or exp(x - 1).
 

@@ -118,7 +118,7 @@ def _pool(rows: _Problem) -> _Blocks:
 
 
 def _merge_all(rows: _Problem, blocks: _Blocks, shape: tuple[int, int, int]) -> _Blocks:
-    """Rows are split as ``shape`` says: groups, and solved pieces in them. Each group becomes one piece."""
+    """With rows split as ``shape`` says into groups of solved pieces, each group becomes one piece."""
     n, spare = rows.s.shape[-1], math.prod(shape) - rows.s.shape[-1]
 
     def split(values: Array, fill: float = 0.0) -> Array:
@@ -138,26 +138,26 @@ def _merge_all(rows: _Problem, blocks: _Blocks, shape: tuple[int, int, int]) -> 
 
 
 class _Pairs(NamedTuple):
-    """Pieces (..., count, length) in pairs of runs of 2^level pieces.
+    """Pieces (..., number, length) in pairs of runs of 2^level pieces.
 
-    What a pair has in common is (..., count, 1), the same for all of its pieces.
+    What a pair has in common is (..., number, 1), the same for all of its pieces.
     """
 
     level: Array
-    count: int
+    number: int
 
     @property
-    def number(self) -> Array:
-        return jnp.arange(self.count, dtype=jnp.int32)
+    def piece(self) -> Array:
+        return jnp.arange(self.number, dtype=jnp.int32)
 
     @property
     def middle(self) -> Array:
-        """The first piece of the run on the right, (count,)."""
-        return (self.number >> self.level | 1) << self.level
+        """The first piece of the run on the right, (number,)."""
+        return (self.piece >> self.level | 1) << self.level
 
     @property
     def on_right(self) -> Array:
-        return (self.number >= self.middle)[:, None]
+        return (self.piece >= self.middle)[:, None]
 
     def last_on_left(self, values: Array) -> Array:
         return jnp.take(values[..., -1:], self.middle - 1, axis=-2, mode="clip")
@@ -165,7 +165,7 @@ class _Pairs(NamedTuple):
     def first_on_right(self, values: Array) -> Array:
         """Infinite if there is no such run."""
         found = jnp.take(values[..., :1], self.middle, axis=-2, mode="clip")
-        return jnp.where((self.middle < self.count)[:, None], found, jnp.inf)
+        return jnp.where((self.middle < self.number)[:, None], found, jnp.inf)
 
     def sums(self, *values: Array) -> list[Array]:
         """The sum of each over the pair; flags are counted.
@@ -178,12 +178,11 @@ class _Pairs(NamedTuple):
             values = tuple(row_sums(*values))
 
         def add(bit: Array, totals: list[Array]) -> list[Array]:
-            other = (self.number >> bit ^ 1) << bit
-            there = (other < self.count)[:, None]
+            other = (self.piece >> bit ^ 1) << bit
+            there = (other < self.number)[:, None]
             parts = (jnp.take(total, other, axis=-2, mode="clip") for total in totals)
             return [
-                total + jnp.where(there, part, 0)
-                for total, part in zip(totals, parts, strict=True)
+                total + jnp.where(there, part, 0) for total, part in zip(totals, parts, strict=True)
             ]
 
         return lax.fori_loop(0, self.level + 1, add, list(values))
@@ -193,8 +192,8 @@ def _merge(rows: _Problem, blocks: _Blocks, level: Array) -> _Blocks:
     """Where the last threshold on the left is below the first on the right, pool all blocks that a
     common one, pivot - lam z, passes."""
     s, lam = rows.s, rows.lam
-    count, length = s.shape[-2:]
-    pairs = _Pairs(level, count)
+    number, length = s.shape[-2:]
+    pairs = _Pairs(level, number)
     pivot = pairs.first_on_right(s)
     # Thresholds as z, which increases along each run.
     z = blocks.delta - (blocks.origin - pivot) / lam
@@ -207,10 +206,10 @@ def _merge(rows: _Problem, blocks: _Blocks, level: Array) -> _Blocks:
     root = _threshold(rows, pairs, pivot, pooled, lo, hi, violated)
     # By how many they are: the order of equal neighbours may be off by a rounding.
     before, after = pairs.sums(pooled(root) & ~pairs.on_right, pooled(root) & pairs.on_right)
-    index = jnp.arange(count * length, dtype=jnp.int32).reshape(count, length)
+    index = jnp.arange(number * length, dtype=jnp.int32).reshape(number, length)
     first = pairs.middle[:, None] * length - before
     inside = violated & (index >= first) & (index - first < before + after)
-    flat = s.reshape(*s.shape[:-2], count * length)
+    flat = s.reshape(*s.shape[:-2], number * length)
     origin = jnp.take_along_axis(flat, first[..., 0], axis=-1, mode="clip")[..., None]
     return _Blocks(
         jnp.where(inside, origin, blocks.origin),

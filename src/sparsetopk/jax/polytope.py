@@ -2,8 +2,8 @@
 
 Common to all of them:
 
-- ``lam >= 0`` is a number or an array that broadcasts against x with length 1 along ``axis``; ``lam = 0``
-  is the hard operator. There are derivatives of every order in x, w and lam.
+- ``lam >= 0`` is a number or an array that broadcasts against x with length 1 along ``axis``;
+  ``lam = 0`` is the hard operator. There are derivatives of every order in x, w and lam.
 - ``p > 1``; ``solver`` is "pav" or "dykstra" (p = 2), with ``solver_options`` as in NumPy.
 - The output has the shape and dtype of x. An infinite or NaN entry makes its row NaN; so does a bad lam
   or w whose value cannot be read at once (traced, or on another device than the CPU).
@@ -51,11 +51,12 @@ def setting_of(
     return Setting(phi, exponent, floor, rule if rule.fixed_count else replace(rule, tol=tol))
 
 
-def check_residual(setting: Setting, residual: Array) -> None:
-    """That the solver met its rule, where that can be read."""
+def checked(setting: Setting, result: Array, residual: Array) -> Array:
+    """The result, if the solver met its rule or that cannot be read."""
     if setting.rule is not None and is_readable(residual):
         found = np.asarray(residual)
         setting.rule.check("dykstra", found <= setting.rule.tol, found)
+    return result
 
 
 class _Relaxed(NamedTuple):
@@ -109,35 +110,64 @@ class _Relaxed(NamedTuple):
         return jnp.where(self.invalid, self.nan.sum(axis=-1, keepdims=True), value)
 
 
-# Called outside of jit, an operator is one compiled call and not a dozen.
-@partial(jax.jit, static_argnames="setting")
-def _relaxed_y(x: Array, w: Array, lam: Array, setting: Setting) -> tuple[Array, Array]:
-    relaxed = _Relaxed.of(x, w, lam, setting)
-    return relaxed.y(), relaxed.solved.residual
+# Called outside of jit, each of these is one compiled call and not dozens; beside the result they give
+# the residual of the solver.
+@partial(jax.jit, static_argnames=("axis", "setting"))
+def _y(x: Array, w: Array, lam: Number, axis: int, setting: Setting) -> tuple[Array, Array]:
+    rows = Rows("x", x, axis)
+    relaxed = _Relaxed.of(rows.data, _along(rows, w), rows.per_row(lam), setting)
+    return rows.restore(relaxed.y()), relaxed.solved.residual
 
 
-@partial(jax.jit, static_argnames="setting")
-def _relaxed_value(x: Array, w: Array, lam: Array, setting: Setting) -> tuple[Array, Array]:
-    relaxed = _Relaxed.of(x, w, lam, setting)
-    return relaxed.value(), relaxed.solved.residual
+@partial(jax.jit, static_argnames=("axis", "setting"))
+def _value(x: Array, w: Array, lam: Number, axis: int, setting: Setting) -> tuple[Array, Array]:
+    rows = Rows("x", x, axis)
+    relaxed = _Relaxed.of(rows.data, _along(rows, w), rows.per_row(lam), setting)
+    return rows.restore_scalars(relaxed.value()), relaxed.solved.residual
 
 
-def _y(x: Array, w: Array, lam: Array, setting: Setting) -> Array:
-    """Of rows (..., n) and lam (..., 1); not empty."""
-    y, residual = _relaxed_y(x, w, lam, setting=setting)
-    check_residual(setting, residual)
-    return y
+@partial(jax.jit, static_argnames=("axis", "setting", "descending"))
+def _sorted(
+    x: Array, lam: Number, axis: int, setting: Setting, descending: bool
+) -> tuple[Array, Array]:
+    rows = Rows("x", x, axis)
+    rho = _rho(rows)
+    if not descending:
+        rho = rho[..., ::-1]
+    relaxed = _Relaxed.of(rho, rows.data, rows.per_row(lam), setting)
+    return rows.restore(relaxed.y()), relaxed.solved.residual
 
 
-def _lam(rows: Rows, lam: Number) -> Array:
+@partial(jax.jit, static_argnames=("axis", "setting", "descending"))
+def _ranked(
+    x: Array, lam: Number, axis: int, setting: Setting, descending: bool
+) -> tuple[Array, Array]:
+    rows = Rows("x", x, axis)
+    z = -rows.data if descending else rows.data
+    relaxed = _Relaxed.of(z, _rho(rows), rows.per_row(lam), setting)
+    return rows.restore(relaxed.y()), relaxed.solved.residual
+
+
+def _rho(rows: Rows) -> Array:
+    """(n, ..., 1) for every row; not in the dtype of x: float16 has no 2049."""
+    rho = jnp.arange(rows.n, 0, -1, dtype=compute_dtype(rows.x))
+    return jnp.broadcast_to(rho, rows.data.shape)
+
+
+def _along(rows: Rows, w: Array) -> Array:
+    """Checked w as rows (..., n); a vector lies along the axis."""
+    if w.ndim == 1:
+        return jnp.broadcast_to(w, rows.data.shape)
+    return jnp.moveaxis(jnp.broadcast_to(w, rows.x.shape), rows.axis, -1)
+
+
+def _check_lam(rows: Rows, lam: Number) -> None:
     check_number("lam", lam)
     rows.check_shape("lam", lam)
     check_lam(lam)
-    return rows.per_row(lam)
 
 
-def _weights(rows: Rows, w: object, phi: PhiName) -> Array:
-    """w as rows (..., n); a vector lies along the axis."""
+def _check_weights(rows: Rows, w: object, phi: PhiName) -> Array:
     if not isinstance(w, (Array, np.ndarray)):
         raise TypeError(f"w must be an array of real numbers, got {type(w).__name__}")
     if w.dtype == bool or jnp.issubdtype(w.dtype, jnp.complexfloating):
@@ -158,10 +188,7 @@ def _weights(rows: Rows, w: object, phi: PhiName) -> Array:
             f"w must be nonnegative unless phi='identity', got {np.nanmin(np.asarray(w)):g} "
             f"with phi={phi!r}"
         )
-    w = jnp.asarray(w)
-    if w.ndim == 1:
-        return jnp.broadcast_to(w, rows.data.shape)
-    return jnp.moveaxis(jnp.broadcast_to(w, shape), rows.axis, -1)
+    return jnp.asarray(w)
 
 
 def permutahedron(
@@ -189,10 +216,11 @@ def permutahedron(
     """
     rows = Rows.of("x", x, axis)
     setting = setting_of(rows.x, p, phi, solver, solver_options)
-    w_rows, lam_rows = _weights(rows, w, phi), _lam(rows, lam)
+    w = _check_weights(rows, w, phi)
+    _check_lam(rows, lam)
     if rows.x.size == 0:
         return rows.x
-    return rows.restore(_y(rows.data, w_rows, lam_rows, setting))
+    return checked(setting, *_y(rows.x, w, lam, rows.axis, setting))
 
 
 def permutahedron_value(
@@ -213,18 +241,11 @@ def permutahedron_value(
     """
     rows = Rows.of("x", x, axis)
     setting = setting_of(rows.x, p, phi, solver, solver_options)
-    w_rows, lam_rows = _weights(rows, w, phi), _lam(rows, lam)
+    w = _check_weights(rows, w, phi)
+    _check_lam(rows, lam)
     if rows.x.size == 0:
         return rows.x.sum(axis=rows.axis)
-    value, residual = _relaxed_value(rows.data, w_rows, lam_rows, setting=setting)
-    check_residual(setting, residual)
-    return rows.restore_scalars(value)
-
-
-def _rho(rows: Rows, descending: bool = True) -> Array:
-    """(n, ..., 1), or (1, ..., n), for every row; not in the dtype of x: float16 has no 2049."""
-    up = jnp.arange(1, rows.n + 1, dtype=compute_dtype(rows.x))
-    return jnp.broadcast_to(up[::-1] if descending else up, rows.data.shape)
+    return checked(setting, *_value(rows.x, w, lam, rows.axis, setting))
 
 
 def soft_sort(
@@ -248,10 +269,10 @@ def soft_sort(
     """
     rows = Rows.of("x", x, axis)
     setting = setting_of(rows.x, p, "identity", solver, solver_options)
-    lam_rows = _lam(rows, lam)
+    _check_lam(rows, lam)
     if rows.x.size == 0:
         return rows.x
-    return rows.restore(_y(_rho(rows, descending), rows.data, lam_rows, setting))
+    return checked(setting, *_sorted(rows.x, lam, rows.axis, setting, bool(descending)))
 
 
 def soft_rank(
@@ -275,8 +296,7 @@ def soft_rank(
     """
     rows = Rows.of("x", x, axis)
     setting = setting_of(rows.x, p, "identity", solver, solver_options)
-    lam_rows = _lam(rows, lam)
+    _check_lam(rows, lam)
     if rows.x.size == 0:
         return rows.x
-    z = -rows.data if descending else rows.data
-    return rows.restore(_y(z, _rho(rows), lam_rows, setting))
+    return checked(setting, *_ranked(rows.x, lam, rows.axis, setting, bool(descending)))

@@ -10,10 +10,10 @@ from jax import Array, lax
 
 from .._types import IsotonicSolver, SolverOptions
 from . import isotonic
-from .arguments import Count, Number, Rows
+from .arguments import Count, Number, Rows, exact
 from .isotonic import Setting, block_sum, respond
 from .kinds import MAGNITUDE, Kind
-from .polytope import check_residual, setting_of
+from .polytope import checked, setting_of
 
 
 def evaluate(
@@ -25,20 +25,23 @@ def evaluate(
     solver: IsotonicSolver,
     options: SolverOptions | None,
 ) -> Array:
-    """The output as rows (..., n), for checked arguments; of rows with lam = 0, anything."""
+    """The output in the shape of x, for checked arguments; of rows with lam = 0, anything."""
     setting = setting_of(rows.x, p, kind.phi.name, solver, options)
-    y, residual = _evaluate(
-        rows.data, *rows.split(k), rows.per_row(lam), kind=kind, setting=setting
-    )
-    check_residual(setting, residual)
-    return y
+    return checked(setting, *_evaluate(rows.x, exact(k), lam, rows.axis, kind, setting))
 
 
-@partial(jax.jit, static_argnames=("kind", "setting"))
+@partial(jax.jit, static_argnames=("axis", "kind", "setting"))
 def _evaluate(
-    x: Array, whole: Array, frac: Array, lam: Array, kind: Kind, setting: Setting
+    x: Array, k: Array | Count, lam: Number, axis: int, kind: Kind, setting: Setting
 ) -> tuple[Array, Array]:
-    phi, n = kind.phi, x.shape[-1]
+    rows = Rows("x", x, axis)
+    y, residual = _of_rows(rows.data, rows.split(k), rows.per_row(lam), kind, setting)
+    return rows.restore(y), residual
+
+
+def _of_rows(x: Array, k: Count, lam: Array, kind: Kind, setting: Setting) -> tuple[Array, Array]:
+    """y (..., n), and the residual of the solver (..., 1)."""
+    phi, n, (whole, frac) = kind.phi, x.shape[-1], k
     x = x.astype(lam.dtype)
     bad = ~jnp.isfinite(x) if phi.even else jnp.isnan(x)
     valid = (whole >= 0) & (frac >= 0) & ((whole < n) | ((whole == n) & (frac == 0)))
