@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .._types import Solver, SolverOptions
+from . import topk_isotonic
 from .arguments import (
     AxisName,
     Count,
@@ -70,7 +71,14 @@ def _relaxed(
     check_jax_solver(solver, options, op, p, axis_name)
     if rows.x.size == 0 and axis_name is None:
         return rows.x
-    setting = Setting(kind, is_hard(lam), axis_name)
+    hard = is_hard(lam)
+    if solver != "threshold" and hard is not True:
+        y = topk_isotonic.evaluate(rows, k, lam, kind, p, solver, options)
+        if hard is None:  # hard rows need no solver
+            exactly = _relaxed(x, k, 0.0, p, op, axis, "threshold", None, None, debias=debias)
+            y = jnp.where(jnp.asarray(lam) == 0, exactly, y)
+        return _times(rows.x, y) if times_x else y
+    setting = Setting(kind, hard, axis_name)
     return _evaluate(rows.x, exact(k), lam, rows.axis, setting, times_x)
 
 
