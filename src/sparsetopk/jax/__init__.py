@@ -1,7 +1,9 @@
 """Fast, differentiable and sparse top-k operators on JAX arrays."""
 
 from .losses import topk_loss, topk_value
+from .norms import half_sq_support_norm, owl_norm, support_negentropy
 from .operators import topk, topk_mag, topk_mask, topk_sign
+from .polytope import permutahedron, permutahedron_value, soft_rank, soft_sort
 from .selection import Selection, choose_lam, topk_select
 
 __all__ = [
@@ -15,6 +17,15 @@ __all__ = [
     # values and losses
     "topk_value",
     "topk_loss",
+    # sorting, ranking and the permutahedron
+    "soft_sort",
+    "soft_rank",
+    "permutahedron",
+    "permutahedron_value",
+    # norms and entropies
+    "half_sq_support_norm",
+    "owl_norm",
+    "support_negentropy",
     # results
     "Selection",
 ]
