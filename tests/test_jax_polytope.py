@@ -1,4 +1,6 @@
-"""The permutahedron, sorting, ranking and the norms on JAX arrays: NumPy's values, and every transform."""
+"""Permutahedron, sorting, ranking and norms on JAX arrays: NumPy's values, and every transform."""
+
+from functools import partial
 
 import numpy as np
 import pytest
@@ -50,6 +52,17 @@ def close(found, expected, rtol=1e-11, atol=1e-11):
     )
 
 
+def with_cotangents(f, g, *at):
+    """f, and the cotangents of what it is given for the cotangent g of its output, in one call."""
+
+    @jax.jit
+    def both(*at):
+        y, pull = jax.vjp(f, *at)
+        return y, pull(jnp.asarray(g, y.dtype))
+
+    return both(*at)
+
+
 @pytest.fixture(params=["core", "XLA operations"])
 def way(request, monkeypatch):
     """Both implementations, on the CPU; what is compiled is forgotten in between."""
@@ -75,7 +88,12 @@ def solved_by_numpy(x, w, lam, phi, exponent):
     return solution.d, solution.block, np.take_along_axis(w_order, ranks(order), -1)
 
 
-solve_in_xla = jax.jit(pav.solve_in_xla, static_argnames=("phi", "exponent"))
+# Compiling takes longer than the rows here do.
+solve_in_xla = jax.jit(
+    pav.solve_in_xla,
+    static_argnames=("phi", "exponent"),
+    compiler_options={"xla_backend_optimization_level": 0},
+)
 
 
 def rows_for(phi, n, dtype):
@@ -112,6 +130,7 @@ def test_merging_in_pairs_is_pav(phi, exponent):
 def test_merging_in_pairs_in_float32(phi, exponent):
     """Rows of more than one piece. The unit is the largest entry of a row; sums cost a few roundings."""
     x, w, lam = rows_for(phi, 101, np.float32)
+    w = np.abs(w)  # or sums of w would cancel
     d, _, paired = solve_in_xla(x, w, lam, phi=phi, exponent=exponent)
     wide = (v.astype(np.float64) for v in (x, w, lam))
     exact, _, pairs = solved_by_numpy(*wide, phi, exponent)
@@ -120,7 +139,7 @@ def test_merging_in_pairs_in_float32(phi, exponent):
     np.testing.assert_array_equal(paired, pairs)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 33, 64, 65])
+@pytest.mark.parametrize("n", [1, 3, 33, 65])
 def test_any_number_of_pieces(n):
     x, w, lam = rows_for("identity", n, np.float64)
     found = solve_in_xla(x, w, lam, phi="identity", exponent=1.0)
@@ -197,11 +216,12 @@ def test_sorting(name, p):
     g = np.random.default_rng(1).normal(size=x.shape)
     for descending in (True, False):
         options = {"p": p, "descending": descending}
-        y, pull = jax.vjp(lambda *at, o=options: getattr(st, name)(*at, **o), x, lam)
+        f = partial(getattr(st, name), **options)
+        y, cotangents = with_cotangents(f, g, x, lam)
         at = np.asarray(x), np.asarray(lam)
         close(y, getattr(sparsetopk, name)(*at, **options))
         expected = getattr(sparsetopk, f"{name}_vjp")(*at, dy=g, **options)
-        close(tuple(pull(jnp.asarray(g))), tuple(expected), rtol=1e-7, atol=1e-9)
+        close(cotangents, tuple(expected), rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", LOW_PRECISION)
@@ -211,22 +231,22 @@ def test_low_precision(name, dtype):
     x, w = arrays(dtype, shape=(5, 3, 7))
     lam = np.reshape(LAMS, (5, 1, 1))
     eps = max(float(jnp.finfo(dtype).eps), 8 * float(jnp.finfo(jnp.float32).eps))
-    y, pull = jax.vjp(lambda x, w: OPERATORS[name](st, x, w, lam, p=1.5), x, w)
+    g = jnp.ones_like(x) * jnp.arange(7, dtype=dtype)
+    y, (dx, dw) = with_cotangents(lambda *at: OPERATORS[name](st, *at, lam, p=1.5), g, x, w)
     assert y.dtype == dtype
     wide = np.asarray(x, np.float64), np.asarray(w, np.float64)
     close(y, OPERATORS[name](sparsetopk, *wide, lam, p=1.5), rtol=eps, atol=eps)
-    dx, dw = pull(jnp.ones_like(x) * jnp.arange(7, dtype=dtype))
     assert dx.dtype == dw.dtype == dtype
     if name == "permutahedron":
-        g = np.ones(x.shape) * np.arange(7)
+        g = np.asarray(g, np.float64)
         expected = sparsetopk.permutahedron_vjp(*wide, lam, dy=g, p=1.5)
-        scale = np.abs(expected.x).max(-1, keepdims=True)
+        scale = np.abs(expected.x).max(-1, keepdims=True) + 1e-30
         close(dx / scale, expected.x / scale, rtol=0, atol=10 * eps)
         close(dw, expected.w, rtol=10 * eps, atol=10 * eps * np.abs(g).sum())
 
 
 def test_without_x64():
-    with jax.experimental.enable_x64(False):
+    with jax.enable_x64(False):
         x, w = np.float32([3.0, 1.0, 0.9]), np.float32([2.0, 1.0, 0.0])
         y = st.permutahedron(jnp.asarray(x), jnp.asarray(w), 0.5)
         assert y.dtype == jnp.float32
@@ -247,47 +267,47 @@ def test_every_axis(axis):
 def test_weights_that_broadcast():
     x, _ = arrays(shape=(2, 3, 4))
     g = np.random.default_rng(4).normal(size=(2, 3, 4))
-    for shape in ((4,), (3, 4), (1, 4), (2, 1, 4), (2, 3, 4)):
+    for shape in ((4,), (3, 4), (2, 1, 4), (2, 3, 4)):
         w = jnp.asarray(np.random.default_rng(5).normal(size=shape))
-        y, pull = jax.vjp(lambda x, w: st.permutahedron(x, w, 0.8), x, w)
+        y, cotangents = with_cotangents(lambda x, w: st.permutahedron(x, w, 0.8), g, x, w)
         at = np.asarray(x), np.asarray(w)
         close(y, sparsetopk.permutahedron(*at, 0.8))
         expected = sparsetopk.permutahedron_vjp(*at, 0.8, dy=g)
-        close(tuple(pull(jnp.asarray(g))), (expected.x, expected.w))
+        close(cotangents, (expected.x, expected.w))
 
 
-@pytest.mark.parametrize("p", [2.0, 4 / 3])
-def test_extreme_lam_and_shift(p, way):
+@pytest.mark.parametrize(("name", "p"), [("soft_sort", 2.0), ("soft_rank", 4 / 3)])
+def test_extreme_lam_and_shift(name, p, way):
     x, _ = arrays(shape=(4, 100))
     x, lam = x + 1e5, np.array([[1e-8], [1e-4], [1e3], [1e8]])
-    for name in ("soft_sort", "soft_rank"):
-        y, pull = jax.vjp(lambda x, f=getattr(st, name): f(x, lam, p=p), x)
-        close(y, getattr(sparsetopk, name)(np.asarray(x), lam, p=p), rtol=1e-10)
-        assert np.isfinite(pull(jnp.ones_like(x) * jnp.arange(100.0))[0]).all()
+    g = np.ones((4, 100)) * np.arange(100.0)
+    f = partial(getattr(st, name), lam=lam, p=p)
+    y, (dx,) = with_cotangents(f, g, x)
+    close(y, getattr(sparsetopk, name)(np.asarray(x), lam, p=p), rtol=1e-10)
+    assert np.isfinite(dx).all()
 
 
 def test_tiny_lam_in_low_precision_has_finite_slopes():
-    for dtype in (*LOW_PRECISION, jnp.float64):
+    for dtype in (jnp.float16, jnp.float32):
         x = jnp.asarray([0.3, 0.3, 0.3, -1.0], dtype)
-        assert np.isfinite(jax.grad(lambda x: st.soft_rank(x, 1e-37)[0])(x)).all()
+        assert np.isfinite(jax.jit(jax.grad(lambda x: st.soft_rank(x, 1e-37)[0]))(x)).all()
 
 
 def test_ties_share_and_their_blocks_carry_the_slope(way):
-    x = jnp.asarray([1.0, 1.0, 0.0])
-    y, pull = jax.vjp(lambda x: st.soft_rank(x, 0.1), x)
-    close(y, [1.5, 1.5, 3.0])
-    close(pull(jnp.asarray([1.0, 0.0, 0.0]))[0], [-5.0, 5.0, 0.0])
-    # equal entries with equal weights are not pooled: neither moves
-    y, pull = jax.vjp(lambda x: st.permutahedron(x, jnp.asarray([1.0, 1.0, 0.0]), 0.1), x)
-    close(y, [1.0, 1.0, 0.0])
-    close(pull(jnp.asarray([1.0, 0.0, 0.0]))[0], [0.0, 0.0, 0.0])
+    # and equal entries with equal weights are not pooled: neither moves
+    w = jnp.asarray([[3.0, 2.0, 1.0], [1.0, 1.0, 0.0]])
+    x, g = jnp.asarray([[1.0, 1.0, 0.0]] * 2), jnp.asarray([[1.0, 0.0, 0.0]] * 2)
+    y, (dx,) = with_cotangents(lambda x: st.permutahedron(x, w, 0.1), g, x)
+    close(y, [[2.5, 2.5, 1.0], [1.0, 1.0, 0.0]])
+    close(dx, [[5.0, -5.0, 0.0], [0.0, 0.0, 0.0]])
 
 
 def test_flat_blocks_give_no_nan():
     """p < 2, tied entries whose weights cancel: nothing moves with x, and w is shared."""
     x, w = jnp.zeros(2), jnp.asarray([1.0, -1.0])
-    _, pull = jax.vjp(lambda x, w: st.permutahedron(x, w, 1.0, p=1.5), x, w)
-    close(tuple(pull(jnp.asarray([1.0, 0.0]))), ([0.0, 0.0], [0.5, 0.5]))
+    f = lambda x, w: st.permutahedron(x, w, 1.0, p=1.5)  # noqa: E731
+    _, cotangents = with_cotangents(f, [1.0, 0.0], x, w)
+    close(cotangents, ([0.0, 0.0], [0.5, 0.5]))
 
 
 # transforms
@@ -322,47 +342,65 @@ def test_second_derivatives_of_the_value_where_a_weight_is_zero():
 
 
 @pytest.mark.parametrize(("name", "p"), [("soft_rank", 1.5), ("soft_sort", 2.0)])
-def test_transforms(name, p, way):
+def test_transforms(name, p):
     x, w = arrays()
+    weights = jnp.arange(1.0, 8.0)
 
-    def f(x, lam=0.7):
-        return OPERATORS[name](st, x, w, lam, p=p)
+    def f(x):
+        return OPERATORS[name](st, x, w, 0.7, p=p)
 
     def scalar(x):
-        return (f(x) * jnp.arange(1.0, 8.0)).sum()
+        return (f(x) * weights).sum()
 
+    @jax.jit
+    def everything(x):
+        batched = jax.vmap(jax.vmap(f))(x[None])[0], jax.vmap(f, in_axes=1, out_axes=1)(x.T).T
+        jacobians = jax.jacfwd(f)(x[0]), jax.jacrev(f)(x[0])
+        gradients = jax.vmap(jax.grad(scalar))(x)[0], jax.grad(jax.checkpoint(scalar))(x[0])
+        carried, _ = jax.lax.scan(lambda state, row: (state + f(row), f(state)), x[0], x)
+        return batched, jacobians, gradients, jax.hessian(scalar)(x[0]), carried
+
+    batched, jacobians, gradients, hessian, carried = everything(x)
     y = f(x)
-    close(jax.jit(f)(x), y)
-    close(jax.vmap(jax.vmap(f))(x[None])[0], y)
-    close(jax.vmap(f, in_axes=1, out_axes=1)(x.T).T, y)
-    forward, reverse = (jax.jit(t(f))(x[0]) for t in (jax.jacfwd, jax.jacrev))
-    close(forward, reverse)
+    close(batched, (y, y))
     numpys = getattr(sparsetopk, f"{name}_jacobian")(np.asarray(x[0]), 0.7, p=p)
-    close(reverse, numpys, rtol=1e-9, atol=1e-9)
-    hessian = jax.jit(jax.hessian(scalar))(x[0])
+    close(jacobians, (numpys, numpys), rtol=1e-9, atol=1e-9)
+    close(gradients, (weights @ numpys,) * 2, rtol=1e-9, atol=1e-9)
     close(hessian, hessian.T)
     assert (np.abs(hessian).max() > 1e-3) == (p != 2.0)
-    close(jax.jit(jax.vmap(jax.grad(scalar)))(x)[0], jnp.arange(1.0, 8.0) @ reverse)
-    close(jax.grad(jax.checkpoint(scalar))(x[0]), jnp.arange(1.0, 8.0) @ reverse)
-
-    def step(state, row):
-        return state + f(row), f(state)
-
-    carried, outputs = jax.lax.scan(step, x[0], x)
     close(carried, x[0] + y.sum(0))
-    assert outputs.shape == x.shape
-    donating = jax.jit(f, donate_argnums=0)
-    close(donating(x + 0.0), y)
+    close(jax.jit(f, donate_argnums=0)(x + 0.0), y)
+
+
+def test_xla_operations_in_transforms(monkeypatch):
+    """Nested vmap and both modes, with lam and w that are batched or not."""
+    x, w = arrays()
+    lams = jnp.asarray([0.1, 1.0, 10.0])
+
+    def f(x, w, lam):
+        return st.permutahedron(x, w, lam, p=1.5)
+
+    def everything(x, w, lams):
+        y = jax.vmap(jax.vmap(f, (None, None, 0)), (0, None, None))(x, w, lams)
+        return y, jax.vmap(jax.grad(lambda *at: f(*at)[0], argnums=(0, 1, 2)))(
+            x, w[None] * lams[:, None], lams
+        )
+
+    expected = jax.jit(everything)(x, w, lams)
+    monkeypatch.setattr(ffi, "available", lambda: False)
+    jax.clear_caches()
+    close(jax.jit(everything)(x, w, lams), expected, rtol=1e-9, atol=1e-9)
+    jax.clear_caches()
 
 
 def test_vmap_over_w_and_lam():
     x, w = arrays()
     many_w, lams = jnp.stack([w, 2 * w, w - 1]), jnp.asarray([0.1, 1.0])
     one = lambda w, lam: st.permutahedron(x, w, lam)  # noqa: E731
-    found = jax.vmap(jax.vmap(one, (None, 0)), (0, None))(many_w, lams)
+    found = jax.jit(jax.vmap(jax.vmap(one, (None, 0)), (0, None)))(many_w, lams)
     for i in range(3):
         for j in range(2):
-            close(found[i, j], one(many_w[i], lams[j]))
+            close(found[i, j], sparsetopk.permutahedron(x, many_w[i], float(lams[j])))
 
 
 def test_shapes_without_values():
@@ -398,9 +436,8 @@ def test_rows_that_are_not_finite(name):
     x, w = arrays(shape=(5, 7))
     spoilt = x.at[1, 2].set(jnp.nan).at[2, 3].set(jnp.inf).at[3, 0].set(-jnp.inf)
     f = lambda x: OPERATORS[name](st, x, w, 0.5)  # noqa: E731
-    y, pull = jax.vjp(f, spoilt)
-    (dx,) = pull(jnp.ones_like(x))
-    _, dy = jax.jvp(f, (spoilt,), (jnp.ones_like(x),))
+    y, (dx,) = with_cotangents(f, jnp.ones_like(x), spoilt)
+    _, dy = jax.jit(lambda x: jax.jvp(f, (x,), (jnp.ones_like(x),)))(spoilt)
     for found in (y, dx, dy):
         assert np.isnan(found[1:4]).all()
         assert np.isfinite(found[jnp.asarray([0, 4])]).all()
@@ -422,7 +459,7 @@ def test_errors_name_the_argument():
     with pytest.raises(TypeError, match="w must be an array of real numbers, got list"):
         st.permutahedron(x, [1.0, 2.0])
     with pytest.raises(
-        TypeError, match="w must be an array of real numbers, got an array of .*bool"
+        TypeError, match=r"w must be an array of real numbers, got an array of .*bool"
     ):
         st.permutahedron(x, w > 1)
     with pytest.raises(
@@ -457,8 +494,7 @@ def test_dykstra_equals_pav(phi):
 
     def both(solver):
         f = lambda x, w: st.permutahedron(x, w, lam, phi=phi, solver=solver)  # noqa: E731
-        y, pull = jax.vjp(f, x, w)
-        return y, tuple(pull(g))
+        return with_cotangents(f, g, x, w)
 
     close(both("dykstra"), both("pav"), rtol=1e-6, atol=1e-6)
 
@@ -477,17 +513,16 @@ def test_dykstra_keeps_its_rule():
 # the top-k family by these solvers
 
 
-@pytest.mark.parametrize("solver", ["pav", "dykstra"])
-def test_top_k_by_these_solvers(solver):
+@pytest.mark.parametrize("name", ["topk_mask", "topk", "topk_mag", "topk_sign"])
+def test_top_k_by_these_solvers(name):
     x = jnp.asarray([[3.0, 1.0, 0.95, -1.0, 0.2], [-3.0, 1.0, 0.9, 0.5, 0.4]])
     k, lam = jnp.asarray([[2.0], [1.5]]), jnp.asarray([[0.1], [0.6]])
-    for f in (st.topk_mask, st.topk, st.topk_mag, st.topk_sign):
-
-        def all_of(solver, f=f):
-            y, pull = jax.vjp(lambda *at: f(*at, solver=solver), x, k, lam)
-            return y, tuple(pull(jnp.ones_like(x) * jnp.arange(5.0)))
-
-        close(all_of(solver), all_of("threshold"), rtol=1e-6, atol=1e-6)
+    g = jnp.ones_like(x) * jnp.arange(5.0)
+    at = tuple(map(np.asarray, (x, k, lam)))
+    expected = getattr(sparsetopk, name)(*at), tuple(getattr(sparsetopk, f"{name}_vjp")(*at, dy=g))
+    for solver in ("pav", "dykstra"):
+        found = with_cotangents(partial(getattr(st, name), solver=solver), g, x, k, lam)
+        close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_top_k_with_hard_rows_and_infinities():

@@ -47,11 +47,10 @@ def _of_rows(x: Array, k: Count, lam: Array, kind: Kind, setting: Setting) -> tu
     valid = (whole >= 0) & (frac >= 0) & ((whole < n) | ((whole == n) & (frac == 0)))
     valid = valid & ~bad.any(axis=-1, keepdims=True) & (lam >= 0) & (lam < jnp.inf)
     soft = valid & (lam > 0)
-    nan = (x + frac + lam) * jnp.nan  # invalid rows have invalid derivatives too
     sign = jnp.where(x < 0, -1.0, 1.0).astype(x.dtype) if phi.even else None
     a = jnp.where(valid, x if sign is None else sign * x, 0.0)
     a, k = _candidates(a, Count(jnp.where(valid, whole, 0), jnp.where(valid, frac, 0.0)))
-    lam = jnp.where(soft, jnp.maximum(lam, jnp.finfo(lam.dtype).tiny), 1.0)
+    given_lam, lam = lam, jnp.where(soft, jnp.maximum(lam, jnp.finfo(lam.dtype).tiny), 1.0)
     a = _without_infinities(a, lam)
 
     w = (k.whole - jnp.arange(n, dtype=jnp.int32)).astype(lam.dtype) + lax.stop_gradient(k.frac)
@@ -75,6 +74,8 @@ def _of_rows(x: Array, k: Count, lam: Array, kind: Kind, setting: Setting) -> tu
         # Which of several zeros would be selected is open: only if all are do they have a slope.
         y = jnp.where((x == 0) & (k.whole < n), 0.0, y)
     y = y if sign is None else sign * y
+    # Invalid rows have invalid derivatives too.
+    nan = (x + frac + given_lam) * jnp.where(valid, 0.0, jnp.nan).astype(x.dtype)
     return jnp.where(valid, y + 0.0, nan), residual  # 0 and not -0
 
 
