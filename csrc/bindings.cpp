@@ -197,6 +197,37 @@ PyObject* pieces_cotangents(PyObject*, PyObject* args) {
   return PyFloat_FromDouble(in_lam);
 }
 
+// How many rows count; -1 - i if row i has a label that is no class.
+Py_ssize_t count_rows(const sparsetopk::Problem& problem, const sparsetopk::Targets& targets) {
+  if (targets.labels == nullptr) return Py_ssize_t(problem.rows);
+  Py_ssize_t count = 0;
+  for (std::size_t i = 0; i < problem.rows; ++i) {
+    const std::int64_t label = targets.labels[i];
+    if (label == targets.ignored) continue;
+    if (label < 0 || std::size_t(label) >= problem.n) return -1 - Py_ssize_t(i);
+    ++count;
+  }
+  return count;
+}
+
+PyObject* threshold_loss(PyObject*, PyObject* args) {
+  Arguments a;
+  Address labels, weights, y, value;
+  long long ignored = 0;
+  if (!PyArg_ParseTuple(args, "idpinnnKKnKnKKLKKKn", &a.op, &a.exponent, &a.debias, &a.dtype, &a.rows, &a.n,
+                        &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &labels, &ignored,
+                        &weights, &y, &value, &a.threads) ||
+      !a.known())
+    return nullptr;
+  const sparsetopk::Problem problem = a.problem();
+  const sparsetopk::Targets targets{pointer<const std::int64_t>(labels), ignored, pointer<const double>(weights)};
+  PyThreadState* state = PyEval_SaveThread();
+  const Py_ssize_t count = count_rows(problem, targets);
+  if (count >= 0) sparsetopk::loss(problem, targets, pointer<void>(y), pointer<double>(value));
+  PyEval_RestoreThread(state);
+  return PyLong_FromSsize_t(count);
+}
+
 bool check_itemsize(int itemsize) {
   if (itemsize == sizeof(float) || itemsize == sizeof(double)) return true;
   PyErr_Format(PyExc_ValueError, "itemsize must be 4 or 8, got %d", itemsize);
@@ -347,6 +378,10 @@ PyMethodDef methods[] = {
     {"pieces_cotangents", pieces_cotangents, METH_VARARGS,
      "pieces_cotangents(pieces, count, threads, exponent, debias, k, lam, pivot, delta, is_long, sums): writes dx; returns what "
      "rows without a threshold add to the cotangent of lam."},
+    {"threshold_loss", threshold_loss, METH_VARARGS,
+     "threshold_loss(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, labels, "
+     "ignored, weights, y, value, threads): writes y - t, value and state, with t from labels or, if they are 0, from "
+     "weights; returns how many rows count, or -1 - i where row i has a label that is no class."},
     {"solve_isotonic", solve_isotonic, METH_VARARGS,
      "solve_isotonic(phi, exponent, rows, n, s, w, lam, d, block): d and the first entry of every entry's block, "
      "for s and w in decreasing order; all arrays by address."},

@@ -30,10 +30,10 @@ void prefer_large_pages(const Problem& problem, void* output) {
 }
 
 Kernels choose() {
-#define SPARSETOPK_KERNELS(level)                                                                                    \
-  {                                                                                                                  \
-    level::forward, level::backward, level::gather, level::ties, level::histogram, level::neighbours, level::masses, \
-        level::apply, level::block_sums, level::cotangents                                                           \
+#define SPARSETOPK_KERNELS(level)                                                                            \
+  {                                                                                                          \
+    level::forward, level::backward, level::loss, level::gather, level::ties, level::histogram,              \
+        level::neighbours, level::masses, level::apply, level::block_sums, level::cotangents                 \
   }
 #ifdef SPARSETOPK_WIDE  // set by the build that has them
   switch (simd_level()) {
@@ -89,6 +89,18 @@ void backward(const Problem& problem, const void* g, void* dx, double* dk, doubl
   prefer_large_pages(problem, dx);
   for_rows(problem, [=](const Problem& p, std::size_t begin, std::size_t end) {
     kernels.backward(p, begin, end, g, dx, dk, dlam);
+  });
+}
+
+void loss(const Problem& problem, const Targets& targets, void* y, double* value) {
+  constexpr std::size_t kCached = 16384;  // entries that the loss finds in the cache where the forward left them
+  const std::size_t step = problem.n < kCached ? kCached / problem.n : 1;
+  for_rows(problem, [&](const Problem& p, std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; i += step) {
+      const std::size_t to = end - i < step ? end : i + step;
+      kernels.forward(p, i, to, y);
+      kernels.loss(p, i, to, targets, y, value);
+    }
   });
 }
 

@@ -16,10 +16,7 @@ struct Rows {
 
   Row<X, Kind> operator[](std::size_t i) const {
     const X* x = static_cast<const X*>(problem.x) + i * problem.row_stride;
-    const double lam = problem.lam[i * problem.lam_stride];
-    constexpr double least = 0x1p-1000;  // from there down 1/lam may overflow
-    return {x, problem.n, problem.k[i * problem.k_stride], lam > 0 && lam < least ? least : lam, kind,
-            problem.debias, problem.threads};
+    return {x, problem.n, problem.k_of(i), problem.lam_of(i), kind, problem.debias, problem.threads};
   }
 };
 

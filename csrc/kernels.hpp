@@ -20,6 +20,8 @@ namespace sparsetopk {
   void apply(const Piece& piece, const Spread& row);                                                         \
   void block_sums(const Piece& piece, const Spread& row, double* sums);                                      \
   double cotangents(const Piece& piece, const Spread& row, const double* sums);                              \
+  void loss(const Problem& problem, std::size_t begin, std::size_t end, const Targets& targets, void* y,     \
+            double* value);                                                                                  \
   }
 SPARSETOPK_DECLARE(baseline)
 SPARSETOPK_DECLARE(avx2)
@@ -29,6 +31,7 @@ SPARSETOPK_DECLARE(avx512)
 struct Kernels {
   decltype(&baseline::forward) forward;
   decltype(&baseline::backward) backward;
+  decltype(&baseline::loss) loss;
   decltype(&baseline::gather) gather;
   decltype(&baseline::ties) ties;
   decltype(&baseline::histogram) histogram;

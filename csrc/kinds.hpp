@@ -6,6 +6,7 @@
 //   at(t)          S(t) and S'(t) for zero < t < top
 //   prime, second  phi'(v) and phi''(v)
 //   inverse(y)     t with S(t) = y, for masks
+//   conjugate(t)   R*(lam t)/lam = t S(t) - R(S(t))/lam, for masks and any finite t
 //   alone(a, lam)  the t of an entry that is selected whole and shares its threshold with no other
 //   kAbsolute      keys are |x|;  kFloor  the threshold is never below 0;  kMagnitude  phi is x^2/2
 //   kVector        S is plain arithmetic that vectorises;  kCheap  and costs a few multiplications at most
@@ -29,6 +30,12 @@ struct Mask : P {
   double second() const { return 0; }
   double inverse(double y) const { return P::exponent == 1 ? y : ::pow(y, 1 / P::exponent); }
   double alone(double, double) const { return 1; }
+  // R(S(t))/lam = S(t) t/p up to t = 1.
+  double conjugate(double t) const {
+    if (!P::kCheap && !(t > 0)) return 0;
+    const double from = t > 0 ? t : 0.0, at = from < 1 ? from : 1.0;
+    return P::response(at) * (from - at * (P::exponent / (P::exponent + 1)));
+  }
 };
 
 // phi(x) = |x|: the same on |x|, with v >= 0.
@@ -80,8 +87,19 @@ struct TwoSided {
     const Response half = lower_half(t < 0 ? t : -t);
     return {t > 0 ? 1 - half.value : half.value, half.slope};
   }
+  double conjugate(double t) const {
+    const double from = t > -1 ? t : -1.0, end = exponent / (exponent + 1);  // 1/p, R(0)/lam and R(1)/lam
+    if (!kCheap && !(::fabs(from) < 1)) return (from > 0 ? from : 0.0) - end;
+    const double y = at(from < 1 ? from : 1.0).value;
+    return from * y - (power(y) + power(1 - y)) * end;
+  }
 
  private:
+  static double power(double y) {  // y^p
+    if constexpr (E == 1) return y * y;
+    if constexpr (E == 2) return y * ::sqrt(y);
+    return y * ::cbrt(y);
+  }
   static Response lower_half(double t) {
     if constexpr (E == 2) {
       const double root = ::sqrt(2 - t * t), rest = (1 - t) * (1 + t), other = 1 - t * root;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace sparsetopk {
 
@@ -32,6 +33,20 @@ struct Problem {
   std::size_t lam_stride;
   State* state;         // written by forward, read by backward
   std::size_t threads;  // at most so many
+
+  double k_of(std::size_t row) const { return k[row * k_stride]; }
+  double lam_of(std::size_t row) const {
+    constexpr double least = 0x1p-1000;  // from there down 1/lam may overflow
+    const double value = lam[row * lam_stride];
+    return value > 0 && value < least ? least : value;
+  }
+};
+
+// What a loss is compared with: a label for each row or, if labels is null, weights.
+struct Targets {
+  const std::int64_t* labels;
+  std::int64_t ignored;  // the label of rows that do not count
+  const double* weights;  // (rows, n), contiguous
 };
 
 // y, in [0, 1] or in the units of x.
@@ -39,5 +54,9 @@ void forward(const Problem& problem, void* y);
 
 // The cotangents of x, and of k and lam (one per row) where the pointers are not null, from that of y.
 void backward(const Problem& problem, const void* g, void* dx, double* dk, double* dlam);
+
+// f(x, 1_k) - <x, t> of every row, and its gradient y - t in the place of y, for mask and two_sided; both 0 where a
+// row does not count.
+void loss(const Problem& problem, const Targets& targets, void* y, double* value);
 
 }  // namespace sparsetopk

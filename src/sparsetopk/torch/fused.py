@@ -26,12 +26,12 @@ def takes(rows: Rows, k: Number, lam: Number, operator: Operator) -> bool:
 
 def evaluate(rows: Rows, k: Number, lam: Number, operator: Operator) -> Tensor:
     """The operator, for checked arguments."""
-    if torch.is_grad_enabled() and (rows.x.requires_grad or _requires_grad(k, lam)):
+    if torch.is_grad_enabled() and (rows.x.requires_grad or requires_grad(k, lam)):
         return _Fused.apply(rows.x, k, lam, rows.name, rows.dim, operator)  # type: ignore[no-untyped-call]
     return _forward(rows, k, lam, operator)[0]
 
 
-def _requires_grad(*values: Number) -> bool:
+def requires_grad(*values: object) -> bool:
     return any(isinstance(value, Tensor) and value.requires_grad for value in values)
 
 
@@ -40,7 +40,7 @@ def _constant(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
 
-def _numbers(rows: Rows, value: Number) -> tuple[Tensor, int]:
+def numbers(rows: Rows, value: Number) -> tuple[Tensor, int]:
     """float64 numbers that the caller keeps alive, and the stride between those of two rows."""
     if not isinstance(value, Tensor):
         return _constant(float(value)), 0
@@ -50,20 +50,20 @@ def _numbers(rows: Rows, value: Number) -> tuple[Tensor, int]:
     return rows.per_row(value).contiguous(), 1
 
 
-def _contiguous(x: Tensor, dim: int) -> Tensor:
+def contiguous(x: Tensor, dim: int) -> Tensor:
     """The dimension last, and rows behind each other."""
     return (x if dim == x.ndim - 1 else x.movedim(dim, -1)).contiguous()
 
 
-def _restore(rows: Rows, y: Tensor) -> Tensor:
+def restore(rows: Rows, y: Tensor) -> Tensor:
     return y if rows.dim == y.ndim - 1 else y.movedim(-1, rows.dim)
 
 
 def _forward(rows: Rows, k: Number, lam: Number, operator: Operator) -> tuple[Tensor, Tensor]:
     """The output, and the state (m, 2)."""
-    x = _contiguous(rows.x.detach(), rows.dim)
-    y, state = kernels.forward(x, *_numbers(rows, k), *_numbers(rows, lam), operator)
-    return _restore(rows, y), state
+    x = contiguous(rows.x.detach(), rows.dim)
+    y, state = kernels.forward(x, *numbers(rows, k), *numbers(rows, lam), operator)
+    return restore(rows, y), state
 
 
 class _Fused(torch.autograd.Function):
@@ -101,10 +101,10 @@ def _backward(
     wanted: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """The cotangents of x, k and lam."""
-    x, g = _contiguous(rows.x, rows.dim), _contiguous(g, rows.dim)
-    numbers = *_numbers(rows, k), *_numbers(rows, lam)
-    dx, dk, dlam = kernels.backward(x, g, state, *numbers, operator, *wanted[1:])
-    return (_restore(rows, dx) if wanted[0] else None, rows.sum_to(dk, k), rows.sum_to(dlam, lam))
+    x, g = contiguous(rows.x, rows.dim), contiguous(g, rows.dim)
+    k_and_lam = *numbers(rows, k), *numbers(rows, lam)
+    dx, dk, dlam = kernels.backward(x, g, state, *k_and_lam, operator, *wanted[1:])
+    return (restore(rows, dx) if wanted[0] else None, rows.sum_to(dk, k), rows.sum_to(dlam, lam))
 
 
 def _alias(value: Number) -> Number:

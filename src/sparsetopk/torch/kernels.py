@@ -92,3 +92,45 @@ def backward(
         torch.get_num_threads(),
     )
     return dx, dk, dlam
+
+
+def loss(
+    x: Tensor,
+    t: Tensor,
+    ignored: int,
+    k: Tensor,
+    k_stride: int,
+    lam: Tensor,
+    lam_stride: int,
+    operator: Operator,
+) -> tuple[Tensor, Tensor, int]:
+    """y - t, f(x, 1_k) - <x, t> of every row (m) in float64, and how many rows count.
+
+    ``t`` are labels (m) in int64, or weights (m, n) in float64. A label
+    that is no class is reported by the number -1 - row.
+    """
+    n = x.shape[-1]
+    m = x.numel() // n
+    residual, values = torch.empty_like(x), x.new_empty(m, dtype=torch.float64)
+    state = values.new_empty((m, 2))
+    labels = t.dtype == torch.int64
+    count = native.threshold_loss(
+        *operator,
+        _DTYPES[x.dtype],
+        m,
+        n,
+        n,
+        x.data_ptr(),
+        k.data_ptr(),
+        k_stride,
+        lam.data_ptr(),
+        lam_stride,
+        state.data_ptr(),
+        t.data_ptr() if labels else 0,
+        ignored,
+        0 if labels else t.data_ptr(),
+        residual.data_ptr(),
+        values.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return residual, values, count

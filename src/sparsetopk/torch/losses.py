@@ -7,10 +7,21 @@ from torch import Tensor
 
 from .._types import Completion, PhiName, Reduction
 from ..arguments import check_choice
-from .arguments import Number, Rows, check_exponent, check_k_and_lam, is_plain
+from . import fused_loss
+from .arguments import (
+    Number,
+    Rows,
+    check_exponent,
+    check_float_tensor,
+    check_k_and_lam,
+    compute_dtype,
+    is_plain,
+)
 from .differentiable import Relaxed, relax
+from .fused_loss import one_hot, reduce
+from .kernels import Operator
 from .scalars import PHIS, PNorm
-from .vectorized import EXP, MAGNITUDE, MASK, SIGN, TWO_SIDED, row_sum
+from .vectorized import EXP, MAGNITUDE, MASK, SIGN, TWO_SIDED, regularizer, row_sum
 
 _OPS: dict[PhiName, int] = {"identity": MASK, "half_square": MAGNITUDE, "abs": SIGN, "exp": EXP}
 
@@ -95,41 +106,6 @@ def _hard_value(solved: Relaxed) -> Tensor:
     return row_sum(mask * solved.phi.value(torch.where(mask > 0, solved.a, 0.0)))
 
 
-def _targets(targets: object, rows: Rows) -> tuple[Tensor, bool]:
-    """Targets as rows (m, n) in [0, 1], and whether they are known to be labels, 0 or 1.
-
-    Class indices in the shape of the logits without their last dimension, or weights in [0, 1].
-    """
-    if not isinstance(targets, Tensor) or targets.is_complex():
-        raise TypeError(
-            "targets must be a tensor of integer class indices, or of booleans or floats in the shape "
-            f"of logits, got {targets.dtype if isinstance(targets, Tensor) else repr(targets)}"
-        )
-    shape, n = tuple(rows.x.shape), rows.n
-    if not targets.is_floating_point() and targets.dtype != torch.bool:
-        if tuple(targets.shape) != shape[:-1]:
-            raise ValueError(
-                f"targets must have shape {shape[:-1]} when they are class indices (that of logits "
-                f"without the last dimension), got {tuple(targets.shape)}"
-            )
-        _check_values(
-            targets, (targets >= 0) & (targets < n), f"targets must be class indices in [0, {n})"
-        )
-        classes = torch.arange(n, device=targets.device)
-        return (classes == targets.reshape(-1, 1)).to(rows.data.dtype), True
-    if tuple(targets.shape) != shape:
-        raise ValueError(
-            f"targets must have the shape of logits, {shape}, got {tuple(targets.shape)}"
-        )
-    _check_values(targets, (targets >= 0) & (targets <= 1), "targets must be in [0, 1]")
-    return targets.reshape(rows.data.shape), targets.dtype == torch.bool
-
-
-def _check_values(values: Tensor, good: Tensor, message: str) -> None:
-    if is_plain(values) and not bool(good.all()):
-        raise ValueError(f"{message}, got {values[~good].flatten()[0].item():g}")
-
-
 def topk_loss(
     logits: Tensor,
     targets: Tensor,
@@ -140,13 +116,17 @@ def topk_loss(
     two_sided: bool = False,
     completion: Completion | None = None,
     reduction: Reduction = "mean",
+    dim: int = -1,
+    label_smoothing: float = 0.0,
+    ignore_index: int = -100,
+    weight: Tensor | None = None,
 ) -> Tensor:
-    r"""Fenchel-Young top-k loss over the last dimension.
+    r"""Fenchel-Young top-k loss over the classes along ``dim``.
 
     .. math:: \ell(x, t) = f_{\phi,R}(x, 1_k) - \langle x, t \rangle, \qquad \nabla_x \ell = y(x) - t
 
-    ``targets`` are class indices (integers, the shape of ``logits`` without the last dimension) or
-    weights in [0, 1] in the shape of ``logits`` (one-hot, several labels, or soft).
+    ``targets`` are class indices (integers, the shape of ``logits`` without ``dim``) or weights in
+    [0, 1] in the shape of ``logits`` (one-hot, several labels, or soft).
 
     With k greater than the sum of t, as for one label and k > 1, t is not in P(1_k): the paper's loss
     (``completion=None``) then decreases without bound as all logits decrease together. Two
@@ -157,35 +137,138 @@ def topk_loss(
     - ``"best"``: subtracts the best value that selects all the labels, whatever else it selects.
       Zero exactly when they are fully selected; not convex for k > 1; no soft targets.
 
-    ``reduction`` is "mean", "sum" or "none".
+    The rest is as in ``torch.nn.functional.cross_entropy``, but that the classes are last by default:
+
+    - ``reduction`` is "mean", "sum" or "none". Rows whose class index is ``ignore_index`` have no loss
+      and no gradient, and the mean is over the others.
+    - ``label_smoothing`` takes this share of every target and spreads it evenly over the classes whose
+      logit is not -inf.
+    - ``weight`` has a number for every class: the loss of a row is multiplied by that of its label, or by
+      :math:`\langle w, t \rangle / \sum t`, and the mean is the weighted one.
 
     >>> topk_loss(torch.tensor([[5.0, 1.0, 0.0]]), torch.tensor([0]), k=2, completion="best")
     tensor(0.)
     """
     check_choice("reduction", reduction, ("mean", "sum", "none"))
-    rows, e = Rows.of("logits", logits, -1), check_exponent(p)
+    rows, e = Rows.of("logits", logits, dim), check_exponent(p)
     check_k_and_lam(rows, k, lam)
-    t, are_labels = _targets(targets, rows)
-    if completion is not None:
-        _check_completion(completion, rows, t, are_labels, k)
-    if logits.numel() == 0:
-        loss = row_sum(rows.data)
+    t = _targets(targets, rows)
+    _check_options(rows, completion, label_smoothing, ignore_index, weight)
+    operator = Operator(TWO_SIDED if two_sided else MASK, e, False)
+    fast = logits.numel() > 0 and completion != "best"
+    fast = fast and fused_loss.takes(rows, k, lam, operator, t, weight)
+    as_it_is = fast and completion is None and not label_smoothing
+    weights = added = None
+    if weight is not None or not as_it_is:
+        _check_labels(t, ignore_index, rows.n)
+        weights = _row_weights(weight, t, ignore_index)
+    if t.dtype != torch.int64 or not as_it_is:
+        t, soft = one_hot(t, rows.data.to(compute_dtype(logits))), t.is_floating_point()
+        if label_smoothing:
+            t = _smoothed(rows, t, label_smoothing)
+        if completion is not None:
+            _check_completion(completion, rows, t, soft, k)
+        if completion == "spread":
+            t, added = _filled(rows, t, k, lam, operator)
+    if fast:
+        arguments = (k, lam, operator, ignore_index, added, weights, reduction)
+        loss = fused_loss.evaluate(rows, t, *arguments)
     else:
-        op = TWO_SIDED if two_sided else MASK
-        loss = _fenchel_young(rows, t, k, lam, op, e, completion)
+        values = _values(rows, t, k, lam, operator, completion)
+        values = values if added is None else values + added
+        loss = reduce(values, weights, len(values), reduction)[0]
     if reduction == "none":
         return rows.restore_scalars(loss)
-    return (loss.sum() if reduction == "sum" else loss.mean()).to(logits.dtype)
+    return loss.to(logits.dtype)
+
+
+def _targets(targets: object, rows: Rows) -> Tensor:
+    """Labels (m) in int64, or weights (m, n), booleans or floats."""
+    if not isinstance(targets, Tensor) or targets.is_complex():
+        raise TypeError(
+            "targets must be a tensor of integer class indices, or of booleans or floats in the shape "
+            f"of logits, got {targets.dtype if isinstance(targets, Tensor) else repr(targets)}"
+        )
+    shape = tuple(targets.shape)
+    if not targets.is_floating_point() and targets.dtype != torch.bool:
+        if shape != rows.leading:
+            raise ValueError(
+                f"targets must have shape {rows.leading} when they are class indices (that of logits "
+                f"without dim {rows.dim}), got {shape}"
+            )
+        return targets.reshape(-1).to(torch.int64)
+    if shape != tuple(rows.x.shape):
+        raise ValueError(
+            f"targets must have the shape of logits, {tuple(rows.x.shape)}, got {shape}"
+        )
+    _check_values(targets, (targets >= 0) & (targets <= 1), "targets must be in [0, 1]")
+    return rows.tangent(targets)
+
+
+def _check_values(values: Tensor, good: Tensor, message: str) -> None:
+    if is_plain(values) and not bool(good.all()):
+        raise ValueError(f"{message}, got {values[~good].flatten()[0].item():g}")
+
+
+def _check_labels(t: Tensor, ignored: int, n: int) -> None:
+    if t.dtype == torch.int64:
+        good = ((t >= 0) & (t < n)) | (t == ignored)
+        _check_values(t, good, f"targets must be class indices in [0, {n})")
+
+
+def _check_options(
+    rows: Rows,
+    completion: Completion | None,
+    label_smoothing: float,
+    ignore_index: int,
+    weight: object,
+) -> None:
+    if completion is not None:
+        check_choice("completion", completion, ("spread", "best"))
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
+    if label_smoothing and completion == "best":
+        raise ValueError(
+            f"label_smoothing must be 0 with completion='best', got {label_smoothing}"
+        )
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
+    if weight is not None and tuple(check_float_tensor("weight", weight).shape) != (rows.n,):
+        raise ValueError(
+            f"weight must have shape ({rows.n},), one number per class, got "
+            f"{tuple(weight.shape)}"  # type: ignore[attr-defined]
+        )
+
+
+def _row_weights(weight: Tensor | None, t: Tensor, ignored: int) -> Tensor | None:
+    """What the loss of each row is multiplied by, (m); None for 1."""
+    if t.dtype == torch.int64:
+        counted = t != ignored
+        if weight is None:
+            return counted.to(torch.float64 if t.device.type == "cpu" else torch.float32)
+        weight = weight.to(compute_dtype(weight))
+        return torch.where(counted, weight[t.clamp(0, weight.shape[0] - 1)], 0.0)
+    if weight is None:
+        return None
+    total = t.sum(dim=-1, dtype=compute_dtype(weight))
+    weighted = t.to(total.dtype) @ weight.to(total.dtype)
+    return torch.where(total > 0, weighted / torch.where(total > 0, total, 1.0), 1.0)
+
+
+def _smoothed(rows: Rows, t: Tensor, share: float) -> Tensor:
+    """(1 - share) t, and the rest of its sum evenly on the candidates."""
+    candidate = rows.data > -torch.inf
+    mean = row_sum(t) / row_sum(candidate).clamp_min(1).to(t.dtype)
+    return torch.where(candidate, (1.0 - share) * t + share * mean, t)
 
 
 def _check_completion(
-    completion: Completion, rows: Rows, t: Tensor, are_labels: bool, k: Number
+    completion: Completion, rows: Rows, t: Tensor, soft: bool, k: Number
 ) -> None:
-    check_choice("completion", completion, ("spread", "best"))
     if not is_plain(t, k):
         return
     with torch.no_grad():
-        total, k_rows = row_sum(t.to(torch.float64)), rows.per_row(k)
+        total, k_rows = row_sum(t), rows.per_row(k)
         excess = total - k_rows
         if bool(
             (excess > 1e-6 * k_rows.clamp_min(1.0)).any()
@@ -196,11 +279,45 @@ def _check_completion(
                 f"completion={completion!r}, got {total[worst].item():g} for "
                 f"k={k_rows[worst].item():g}"
             )
-        if completion == "best" and not are_labels and not bool(((t == 0) | (t == 1)).all()):
+        if completion == "best" and soft and not bool(((t == 0) | (t == 1)).all()):
             raise ValueError(
                 "targets must be class indices or sets of labels (0 or 1) with completion='best', got "
                 "soft targets"
             )
+
+
+def _filled(
+    rows: Rows, t: Tensor, k: Number, lam: Number, operator: Operator
+) -> tuple[Tensor, Tensor]:
+    """t' (m, n), which fills t up to the sum of y among the candidates, and R(t') (m)."""
+    candidate = rows.data > -torch.inf
+    most = torch.minimum(rows.per_row(k), row_sum(candidate).to(t.dtype))
+    room = torch.where(candidate, 1.0 - t, 0.0)
+    left = row_sum(room)
+    t = t + room * (most - row_sum(t)) / torch.where(left > 0, left, 1.0)
+    # R has no second derivative at the ends, where t' does not move.
+    reg, at_end = regularizer(operator.op, operator.exponent), (t == 0) | (t == 1)
+    moving = reg.penalty(torch.where(at_end, 0.5, t))
+    penalty = torch.where(at_end, reg.penalty(t.detach()), moving)
+    return t, torch.where(candidate, rows.per_row(lam) * penalty, 0.0).sum(dim=-1)
+
+
+def _values(
+    rows: Rows,
+    t: Tensor,
+    k: Number,
+    lam: Number,
+    operator: Operator,
+    completion: Completion | None,
+) -> Tensor:
+    """f(x) - <x, t>, or with completion "best" f(x) minus the best value with the labels, (m)."""
+    if rows.x.numel() == 0:
+        return rows.data.to(t.dtype).sum(dim=-1)
+    solved = relax(rows, k, lam, operator.op, operator.exponent)
+    inner = _inner(solved.x, t)
+    if completion == "best":
+        inner = inner + _others(solved, t, rows.per_row(lam), operator)
+    return (_value(solved) - inner)[:, 0]
 
 
 def _inner(x: Tensor, t: Tensor) -> Tensor:
@@ -208,46 +325,11 @@ def _inner(x: Tensor, t: Tensor) -> Tensor:
     return row_sum(torch.where(t == 0, 0.0, x) * t)
 
 
-def _fenchel_young(
-    rows: Rows,
-    t: Tensor,
-    k: Number,
-    lam: Number,
-    op: int,
-    e: float,
-    completion: Completion | None,
-) -> Tensor:
-    """The loss of every row, (m, 1)."""
-    solved = relax(rows, k, lam, op, e)
-    t = t.to(solved.x.dtype)
-    if completion is None:
-        subtracted = _inner(solved.x, t)
-    elif completion == "spread":
-        subtracted = _spread(solved, t, rows.per_row(lam))
-    else:
-        subtracted = _best(solved, t, rows.per_row(lam), op, e)
-    return _value(solved) - subtracted
-
-
-def _spread(solved: Relaxed, t: Tensor, lam: Tensor) -> Tensor:
-    """<x, t'> - R(t'), where t' fills t up to the sum of y, among the candidates."""
-    candidate = solved.x > -torch.inf
-    k = torch.minimum(solved.k, row_sum(candidate).to(t.dtype))
-    room = torch.where(candidate, 1.0 - t, 0.0)
-    left = row_sum(room)
-    t = t + room * (k - row_sum(t)) / torch.where(left > 0, left, 1.0)
-    # R has no second derivative at the ends, where t' does not move.
-    at_end = (t == 0) | (t == 1)
-    moving = solved.reg.penalty(torch.where(at_end, 0.5, t))
-    penalty = torch.where(at_end, solved.reg.penalty(t.detach()), moving)
-    return _inner(solved.x, t) - row_sum(torch.where(candidate, lam * penalty, 0.0))
-
-
-def _best(solved: Relaxed, t: Tensor, lam: Tensor, op: int, e: float) -> Tensor:
-    """The best value with y = 1 on the labels: they are taken whole, and the rest is the top-(k - m)
-    of what remains."""
+def _others(solved: Relaxed, t: Tensor, lam: Tensor, operator: Operator) -> Tensor:
+    """The best value with y = 1 on the labels, but for their logits: they are taken whole, and the rest is
+    the top-(k - m) of what remains."""
     mass = row_sum(t)
-    x = torch.where(t > 0, -torch.inf, solved.x)
-    rows = Rows(solved.rows.name, x, 1)
-    others = _value(relax(rows, (solved.k - mass).clamp_min(0.0), lam, op, e))
-    return _inner(solved.x, t) - mass * lam * solved.reg.penalty(torch.ones_like(lam)) + others
+    rows = Rows(solved.rows.name, torch.where(t > 0, -torch.inf, solved.x), 1)
+    rest = (solved.k - mass).clamp_min(0.0)
+    others = _value(relax(rows, rest, lam, operator.op, operator.exponent))
+    return others - mass * lam * solved.reg.penalty(torch.ones_like(lam))

@@ -134,20 +134,38 @@ class TopKSign(_Operator):
 
 
 class TopKLoss(_Module):
-    """``topk_loss`` as a module."""
+    """``topk_loss`` as a module; ``weight``, one number per class, is kept as a buffer.
+
+    >>> TopKLoss(5, completion="best")(torch.eye(10), torch.arange(10)).item() > 0
+    True
+    """
+
+    weight: Tensor | None
 
     def __init__(
         self,
-        k: Number,
+        k: Number = 3,
         lam: Number = 1.0,
         *,
         p: float = 2.0,
         two_sided: bool = False,
         completion: Completion | None = None,
         reduction: Reduction = "mean",
+        dim: int = -1,
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+        weight: Tensor | None = None,
     ) -> None:
-        options = {"p": p, "two_sided": two_sided, "completion": completion}
-        super().__init__(k, lam, **options, reduction=reduction)
+        options = {"p": p, "two_sided": two_sided, "completion": completion, "dim": dim}
+        super().__init__(
+            k,
+            lam,
+            **options,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+        )
+        self.register_buffer("weight", weight)
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return topk_loss(logits, targets, self.k, self.lam, **self.options)
+        return topk_loss(logits, targets, self.k, self.lam, weight=self.weight, **self.options)

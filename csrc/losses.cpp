@@ -1,0 +1,125 @@
+// The Fenchel-Young losses of the masks, at one instruction-set level: from the threshold of a row to
+// f(x, 1_k) - <x, t>, and from y to the gradient y - t. kernels.cpp says what may not be used here.
+#include "kernels.hpp"
+#include "threshold.hpp"
+
+namespace sparsetopk {
+namespace SPARSETOPK_LEVEL {
+namespace {
+
+template <class X, class Kind>
+struct LossRow {
+  const X* x;
+  X* y;
+  std::size_t n;
+  double k, lam;
+  State state;
+  const Kind& kind;
+};
+
+// The sum of f over the entries of a row, each lane with its own sum.
+template <class F>
+inline double sum_lanes(std::size_t n, F&& f) {
+  double sums[kLanes] = {};
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (std::size_t j = 0; j < kLanes; ++j) sums[j] += f(i + j);
+  for (std::size_t j = 0; i + j < n; ++j) sums[j] += f(i + j);
+  return total(sums);
+}
+
+// f(x, 1_k) = sum_i R*(x_i - tau) + k tau, over the candidates.
+template <class X, class Kind>
+double value_from_threshold(const LossRow<X, Kind>& row) {
+  const Kind kind = row.kind;
+  const Distance distance(row.state.pivot, row.state.delta, row.lam);
+  const X* x = row.x;
+  const double sum = sum_lanes(row.n, [=](std::size_t j) {
+    const double a = double(widen(x[j])), value = kind.conjugate(distance(a));
+    return Kind::zero == 0 || a > -kInfinity ? value : 0.0;  // one-sided, padding counts for nothing anyway
+  });
+  return row.lam * sum + row.k * (row.state.pivot - row.lam * row.state.delta);
+}
+
+// <x, y> - R(y) where y is 0 or 1, or lam = 0, or an infinite entry is selected.
+template <class X, class Kind>
+double value_from_output(const LossRow<X, Kind>& row) {
+  const double one = 1 - row.kind.conjugate(1), zero = -row.kind.conjugate(Kind::zero);  // R(1)/lam, R(0)/lam
+  double value = 0;
+  for (std::size_t j = 0; j < row.n; ++j) {
+    const double x = double(widen(row.x[j])), y = double(widen(row.y[j]));
+    if (y > 0) value += y * x;
+    if (x > -kInfinity) value -= row.lam * (y > 0 ? one : zero);
+  }
+  return value;
+}
+
+template <class X, class Kind>
+double value_of(const LossRow<X, Kind>& row) {
+  if (row.state.pivot != row.state.pivot) return kNaN;
+  const bool soft = row.lam > 0 && ::fabs(row.state.pivot) < kInfinity;
+  return soft ? value_from_threshold(row) : value_from_output(row);
+}
+
+template <class X, class Kind>
+double compare_with_label(const LossRow<X, Kind>& row, std::size_t label) {
+  row.y[label] = narrow<X>(Wide<X>(double(widen(row.y[label])) - 1));
+  return double(widen(row.x[label]));
+}
+
+template <class X, class Kind>
+double compare_with_weights(const LossRow<X, Kind>& row, const double* t) {
+  const X* x = row.x;
+  for (std::size_t j = 0; j < row.n; ++j) row.y[j] = narrow<X>(Wide<X>(double(widen(row.y[j])) - t[j]));
+  return sum_lanes(row.n, [=](std::size_t j) { return t[j] == 0 ? 0.0 : t[j] * double(widen(x[j])); });
+}
+
+template <class X, class Kind>
+void loss_rows(const Problem& problem, const Kind& kind, std::size_t begin, std::size_t end, const Targets& targets,
+               X* y, double* value) {
+  const X* x = static_cast<const X*>(problem.x);
+  const std::size_t n = problem.n;
+  for (std::size_t i = begin; i < end; ++i) {
+    const LossRow<X, Kind> row{x + i * problem.row_stride, y + i * n, n, problem.k_of(i), problem.lam_of(i),
+                               problem.state[i], kind};
+    if (targets.labels == nullptr) {
+      const double f = value_of(row);
+      value[i] = f - compare_with_weights(row, targets.weights + i * n);
+    } else if (targets.labels[i] != targets.ignored) {
+      const double f = value_of(row);
+      value[i] = f - compare_with_label(row, std::size_t(targets.labels[i]));
+    } else {
+      value[i] = 0;
+      for (std::size_t j = 0; j < n; ++j) row.y[j] = narrow<X>(0);
+    }
+  }
+}
+
+}  // namespace
+
+void loss(const Problem& problem, std::size_t begin, std::size_t end, const Targets& targets, void* y, double* value) {
+  const auto with = [&](const auto& kind) {
+    const auto as = [&](auto zero) {
+      loss_rows(problem, kind, begin, end, targets, static_cast<decltype(zero)*>(y), value);
+    };
+    switch (problem.dtype) {
+      case Dtype::float32: return as(float{});
+      case Dtype::float64: return as(double{});
+      case Dtype::float16: return as(Half{});
+      case Dtype::bfloat16: return as(BFloat16{});
+    }
+  };
+  const double e = problem.exponent;
+  if (problem.op == Operator::two_sided) {
+    if (e == 1) return with(TwoSided<1>{});
+    if (e == 2) return with(TwoSided<2>{});
+    return with(TwoSided<3>{});
+  }
+  if (e == 1) return with(Mask<Power<1>>{});
+  if (e == 2) return with(Mask<Power<2>>{});
+  if (e == 3) return with(Mask<Power<3>>{});
+  with(Mask<Power<0>>{{e}});
+}
+
+}  // namespace SPARSETOPK_LEVEL
+}  // namespace sparsetopk
