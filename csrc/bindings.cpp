@@ -225,7 +225,9 @@ PyObject* threshold_loss(PyObject*, PyObject* args) {
   const Py_ssize_t count = count_rows(problem, targets);
   if (count >= 0) sparsetopk::loss(problem, targets, pointer<void>(y), pointer<double>(value));
   PyEval_RestoreThread(state);
-  return PyLong_FromSsize_t(count);
+  double total = 0;
+  for (Py_ssize_t i = 0; count >= 0 && i < a.rows; ++i) total += pointer<const double>(value)[i];
+  return Py_BuildValue("nd", count, total);
 }
 
 bool check_itemsize(int itemsize) {
@@ -381,7 +383,7 @@ PyMethodDef methods[] = {
     {"threshold_loss", threshold_loss, METH_VARARGS,
      "threshold_loss(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, labels, "
      "ignored, weights, y, value, threads): writes y - t, value and state, with t from labels or, if they are 0, from "
-     "weights; returns how many rows count, or -1 - i where row i has a label that is no class."},
+     "weights; returns how many rows count (-1 - i where row i has a label that is no class) and the sum of value."},
     {"solve_isotonic", solve_isotonic, METH_VARARGS,
      "solve_isotonic(phi, exponent, rows, n, s, w, lam, d, block): d and the first entry of every entry's block, "
      "for s and w in decreasing order; all arrays by address."},

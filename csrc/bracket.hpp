@@ -218,6 +218,15 @@ Window<T> window(const Bracket<T>& bracket, double lam, const Kind& kind) {
   return {step_down(T(larger(from - slack * ::fabs(from), -limit))), step_up(T(smaller(to + slack * ::fabs(to), limit)))};
 }
 
+// Whether the bracket is no wider than what is pooled in any case.
+template <class T, class Kind>
+bool pools(const Bracket<T>& bracket, double lam, const Kind& kind) {
+  const double pooled = lam * (kind.top(double(bracket.hi)) - Kind::zero);
+  const bool narrow = double(bracket.hi) - double(bracket.lo) <= 2 * pooled && bracket.hi < T(Limits<T>::largest);
+  // In magnitude a boundary at 0 is a case of its own: find out.
+  return narrow && (!Kind::kMagnitude || bracket.lo > 0);
+}
+
 // Of at most kFew keys inside the bracket, the two that it is about: x_[r] is the smallest key that has
 // fewer than r greater ones.
 template <bool kAbsolute, class X>
@@ -279,10 +288,7 @@ void tighten(Bracket<Wide<X>>& bracket, Open<X>& open, double lam, const Kind& k
   using T = Wide<X>;
   bracket.exact |= bracket.lo == bracket.hi;
   while (!bracket.exact) {
-    const double pooled = lam * (kind.top(double(bracket.hi)) - Kind::zero);
-    const bool narrow = double(bracket.hi) - double(bracket.lo) <= 2 * pooled && bracket.hi < T(Limits<T>::largest);
-    // In magnitude a boundary at 0 is a case of its own: find out.
-    if (narrow && (!Kind::kMagnitude || bracket.lo > 0)) return;
+    if (pools(bracket, lam, kind)) return;
     if (bracket.from_lo - bracket.over_hi <= kFew) return settle<kAbsolute>(bracket, open);
     const T cut = probe<kAbsolute>(bracket, open);
     std::size_t greater, at_least;

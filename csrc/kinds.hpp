@@ -6,7 +6,7 @@
 //   at(t)          S(t) and S'(t) for zero < t < top
 //   prime, second  phi'(v) and phi''(v)
 //   inverse(y)     t with S(t) = y, for masks
-//   conjugate(t)   R*(lam t)/lam = t S(t) - R(S(t))/lam, for masks and any finite t
+//   conjugate(t)   R*(lam t)/lam = t S(t) - R(S(t))/lam, for masks and any t < inf
 //   alone(a, lam)  the t of an entry that is selected whole and shares its threshold with no other
 //   kAbsolute      keys are |x|;  kFloor  the threshold is never below 0;  kMagnitude  phi is x^2/2
 //   kVector        S is plain arithmetic that vectorises;  kCheap  and costs a few multiplications at most
@@ -32,9 +32,8 @@ struct Mask : P {
   double alone(double, double) const { return 1; }
   // R(S(t))/lam = S(t) t/p up to t = 1.
   double conjugate(double t) const {
-    if (!P::kCheap && !(t > 0)) return 0;
-    const double from = t > 0 ? t : 0.0, at = from < 1 ? from : 1.0;
-    return P::response(at) * (from - at * (P::exponent / (P::exponent + 1)));
+    const double at = t < 1 ? t : 1.0;
+    return t > 0 ? P::response(at) * (t - at * (P::exponent / (P::exponent + 1))) : 0.0;
   }
 };
 
@@ -88,10 +87,10 @@ struct TwoSided {
     return {t > 0 ? 1 - half.value : half.value, half.slope};
   }
   double conjugate(double t) const {
-    const double from = t > -1 ? t : -1.0, end = exponent / (exponent + 1);  // 1/p, R(0)/lam and R(1)/lam
-    if (!kCheap && !(::fabs(from) < 1)) return (from > 0 ? from : 0.0) - end;
-    const double y = at(from < 1 ? from : 1.0).value;
-    return from * y - (power(y) + power(1 - y)) * end;
+    const double end = exponent / (exponent + 1);  // 1/p: R(0)/lam and R(1)/lam
+    if (!(::fabs(t) < 1)) return (t > 0 ? t : 0.0) - end;
+    const double y = at(t).value;
+    return t * y - (power(y) + power(1 - y)) * end;
   }
 
  private:

@@ -28,17 +28,26 @@ inline double sum_lanes(std::size_t n, F&& f) {
   return total(sums);
 }
 
-// f(x, 1_k) = sum_i R*(x_i - tau) + k tau, over the candidates.
+// f(x, 1_k) = sum_i R*(x_i - tau) + k tau over the candidates; only those above tau need a look each.
 template <class X, class Kind>
 double value_from_threshold(const LossRow<X, Kind>& row) {
-  const Kind kind = row.kind;
+  using T = Wide<X>;
   const Distance distance(row.state.pivot, row.state.delta, row.lam);
-  const X* x = row.x;
-  const double sum = sum_lanes(row.n, [=](std::size_t j) {
-    const double a = double(widen(x[j])), value = kind.conjugate(distance(a));
-    return Kind::zero == 0 || a > -kInfinity ? value : 0.0;  // one-sided, padding counts for nothing anyway
+  const double tau = row.state.pivot - row.lam * row.state.delta, low = tau + row.lam * Kind::zero;
+  const double slack = 4 * Limits<T>::epsilon * (::fabs(row.state.pivot) + ::fabs(tau));
+  constexpr double limit = Limits<T>::largest;
+  const T from = step_down(T(smaller(larger(low - slack, -limit), limit)));
+  double sum = 0, below = 0;
+  for_tiles<false>(row.x, row.n, [&](const T* keys, std::size_t, std::size_t length) {
+    std::uint32_t positions[kTile + 16];
+    const std::size_t count = positions_between(keys, length, from, T(kInfinity), positions);
+    for (std::size_t j = 0; j < count; ++j) sum += row.kind.conjugate(distance(double(keys[positions[j]])));
+    if (Kind::zero == 0) return;  // R(0) = 0
+    std::uint32_t candidates = 0;
+    for (std::size_t j = 0; j < length; ++j) candidates += keys[j] >= T(-limit);
+    below += double(candidates) - double(count);
   });
-  return row.lam * sum + row.k * (row.state.pivot - row.lam * row.state.delta);
+  return row.lam * (sum + below * row.kind.conjugate(Kind::zero)) + row.k * tau;
 }
 
 // <x, y> - R(y) where y is 0 or 1, or lam = 0, or an infinite entry is selected.

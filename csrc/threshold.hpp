@@ -268,7 +268,7 @@ bool Row<X, Kind>::gather(Bracket<T>& bracket, Open<X>& open) const {
     open.template gather<kAbsolute>(x, n, undecided.from, undecided.to);
   else
     gather_blocks(blocks, undecided, open);
-  if (open.size <= kFew) return settles(bracket, open);
+  if (open.size <= kFew && !pools(bracket, lam, kind)) return settles(bracket, open);
   open.template count<kAbsolute>(bracket.lo, bracket.hi, bracket.over_hi, bracket.from_lo);
   return bracket.over_hi < bracket.above && bracket.from_lo >= bracket.below;
 }

@@ -445,7 +445,8 @@ def test_loss_module():
     expected = st.topk_loss(logits, targets, 3, 0.8, completion="spread", reduction="none")
     torch.testing.assert_close(copy.deepcopy(module)(logits, targets), expected)
     assert repr(module) == (
-        "TopKLoss(k=3, lam=0.8, p=2.0, two_sided=False, completion=spread, reduction=none)"
+        "TopKLoss(k=3, lam=0.8, p=2.0, two_sided=False, completion=spread, dim=-1, reduction=none, "
+        "label_smoothing=0.0, ignore_index=-100)"
     )
 
 

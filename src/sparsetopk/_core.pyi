@@ -111,6 +111,28 @@ def pieces_cotangents(
     sums: int,
     /,
 ) -> float: ...
+def threshold_loss(
+    op: int,
+    exponent: float,
+    debias: bool,
+    dtype: int,
+    rows: int,
+    n: int,
+    row_stride: int,
+    x: int,
+    k: int,
+    k_stride: int,
+    lam: int,
+    lam_stride: int,
+    state: int,
+    labels: int,
+    ignored: int,
+    weights: int,
+    y: int,
+    value: int,
+    threads: int,
+    /,
+) -> tuple[int, float]: ...
 def solve_isotonic(
     phi: int, exponent: float, rows: int, n: int, s: int, w: int, lam: int, d: int, block: int, /
 ) -> None: ...

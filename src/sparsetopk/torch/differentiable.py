@@ -123,7 +123,8 @@ def from_state(
     soft = pivot.isfinite() if hard is None else pivot.isfinite() & ~hard
     everything = pivot == -torch.inf
     nan = (x + k + lam) * torch.where(pivot.isnan(), torch.nan, 0.0).to(x.dtype)
-    lam = torch.where(soft | everything, lam, 1.0)
+    nothing = (pivot == torch.inf) & (lam.detach() > 0)  # k = 0 still has an R(0)
+    lam = torch.where(soft | everything | nothing, lam, 1.0)
     pivot, delta = torch.where(soft, pivot, 0.0), torch.where(soft, delta, 0.0)
 
     # What is where, and the values.

@@ -103,8 +103,8 @@ def loss(
     lam: Tensor,
     lam_stride: int,
     operator: Operator,
-) -> tuple[Tensor, Tensor, int]:
-    """y - t, f(x, 1_k) - <x, t> of every row (m) in float64, and how many rows count.
+) -> tuple[Tensor, Tensor, int, float]:
+    """y - t, f(x, 1_k) - <x, t> of every row (m) in float64, how many rows count, and their sum.
 
     ``t`` are labels (m) in int64, or weights (m, n) in float64. A label
     that is no class is reported by the number -1 - row.
@@ -114,7 +114,7 @@ def loss(
     residual, values = torch.empty_like(x), x.new_empty(m, dtype=torch.float64)
     state = values.new_empty((m, 2))
     labels = t.dtype == torch.int64
-    count = native.threshold_loss(
+    count, total = native.threshold_loss(
         *operator,
         _DTYPES[x.dtype],
         m,
@@ -133,4 +133,4 @@ def loss(
         values.data_ptr(),
         torch.get_num_threads(),
     )
-    return residual, values, count
+    return residual, values, count, total

@@ -18,7 +18,7 @@ from .arguments import (
     is_plain,
 )
 from .differentiable import Relaxed, relax
-from .fused_loss import one_hot, reduce
+from .fused_loss import Call, one_hot, reduce
 from .kernels import Operator
 from .scalars import PHIS, PNorm
 from .vectorized import EXP, MAGNITUDE, MASK, SIGN, TWO_SIDED, regularizer, row_sum
@@ -143,8 +143,8 @@ def topk_loss(
       and no gradient, and the mean is over the others.
     - ``label_smoothing`` takes this share of every target and spreads it evenly over the classes whose
       logit is not -inf.
-    - ``weight`` has a number for every class: the loss of a row is multiplied by that of its label, or by
-      :math:`\langle w, t \rangle / \sum t`, and the mean is the weighted one.
+    - ``weight`` has a number for every class: the loss of a row is multiplied by that of its label, or
+      by :math:`\langle w, t \rangle / \sum t`, and the mean is the weighted one.
 
     >>> topk_loss(torch.tensor([[5.0, 1.0, 0.0]]), torch.tensor([0]), k=2, completion="best")
     tensor(0.)
@@ -163,7 +163,8 @@ def topk_loss(
         _check_labels(t, ignore_index, rows.n)
         weights = _row_weights(weight, t, ignore_index)
     if t.dtype != torch.int64 or not as_it_is:
-        t, soft = one_hot(t, rows.data.to(compute_dtype(logits))), t.is_floating_point()
+        soft = t.is_floating_point()
+        t = one_hot(t, rows.n, compute_dtype(logits))
         if label_smoothing:
             t = _smoothed(rows, t, label_smoothing)
         if completion is not None:
@@ -171,12 +172,14 @@ def topk_loss(
         if completion == "spread":
             t, added = _filled(rows, t, k, lam, operator)
     if fast:
-        arguments = (k, lam, operator, ignore_index, added, weights, reduction)
-        loss = fused_loss.evaluate(rows, t, *arguments)
+        call = Call(
+            "logits", rows.dim, t, k, lam, operator, ignore_index, added, weights, reduction
+        )
+        loss = fused_loss.evaluate(logits, call)
     else:
         values = _values(rows, t, k, lam, operator, completion)
         values = values if added is None else values + added
-        loss = reduce(values, weights, len(values), reduction)[0]
+        loss = reduce(values, weights, len(values), reduction)
     if reduction == "none":
         return rows.restore_scalars(loss)
     return loss.to(logits.dtype)
@@ -196,7 +199,8 @@ def _targets(targets: object, rows: Rows) -> Tensor:
                 f"targets must have shape {rows.leading} when they are class indices (that of logits "
                 f"without dim {rows.dim}), got {shape}"
             )
-        return targets.reshape(-1).to(torch.int64)
+        targets = targets if targets.ndim == 1 else targets.reshape(-1)
+        return targets.to(torch.int64)
     if shape != tuple(rows.x.shape):
         raise ValueError(
             f"targets must have the shape of logits, {tuple(rows.x.shape)}, got {shape}"
@@ -228,15 +232,12 @@ def _check_options(
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
     if label_smoothing and completion == "best":
-        raise ValueError(
-            f"label_smoothing must be 0 with completion='best', got {label_smoothing}"
-        )
+        raise ValueError(f"label_smoothing must be 0 with completion='best', got {label_smoothing}")
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
     if weight is not None and tuple(check_float_tensor("weight", weight).shape) != (rows.n,):
         raise ValueError(
-            f"weight must have shape ({rows.n},), one number per class, got "
-            f"{tuple(weight.shape)}"  # type: ignore[attr-defined]
+            f"weight must have shape ({rows.n},), one number per class, got {tuple(weight.shape)}"  # type: ignore[attr-defined]
         )
 
 
@@ -262,9 +263,7 @@ def _smoothed(rows: Rows, t: Tensor, share: float) -> Tensor:
     return torch.where(candidate, (1.0 - share) * t + share * mean, t)
 
 
-def _check_completion(
-    completion: Completion, rows: Rows, t: Tensor, soft: bool, k: Number
-) -> None:
+def _check_completion(completion: Completion, rows: Rows, t: Tensor, soft: bool, k: Number) -> None:
     if not is_plain(t, k):
         return
     with torch.no_grad():
@@ -326,8 +325,8 @@ def _inner(x: Tensor, t: Tensor) -> Tensor:
 
 
 def _others(solved: Relaxed, t: Tensor, lam: Tensor, operator: Operator) -> Tensor:
-    """The best value with y = 1 on the labels, but for their logits: they are taken whole, and the rest is
-    the top-(k - m) of what remains."""
+    """The best value with y = 1 on the labels, but for their logits: they are taken whole, and the
+    rest is the top-(k - m) of what remains."""
     mass = row_sum(t)
     rows = Rows(solved.rows.name, torch.where(t > 0, -torch.inf, solved.x), 1)
     rest = (solved.k - mass).clamp_min(0.0)
