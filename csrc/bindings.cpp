@@ -10,6 +10,7 @@
 #include "isotonic.hpp"
 #include "pieces.hpp"
 #include "problem.hpp"
+#include "selection.hpp"
 
 namespace {
 
@@ -230,6 +231,22 @@ PyObject* threshold_loss(PyObject*, PyObject* args) {
   return Py_BuildValue("nd", count, total);
 }
 
+PyObject* select_slots(PyObject*, PyObject* args) {
+  int dtype = 0;
+  Py_ssize_t rows = 0, n = 0, capacity = 0;
+  Address y, indices;
+  if (!PyArg_ParseTuple(args, "innKnK", &dtype, &rows, &n, &y, &capacity, &indices)) return nullptr;
+  if (dtype < 0 || dtype > int(sparsetopk::Dtype::bfloat16) || capacity < 1 || capacity > n) {
+    PyErr_Format(PyExc_ValueError, "dtype must be in [0, 3] and capacity in [1, n], got %d and %zd", dtype, capacity);
+    return nullptr;
+  }
+  PyThreadState* state = PyEval_SaveThread();
+  sparsetopk::select_slots(sparsetopk::Dtype(dtype), std::size_t(rows), std::size_t(n), pointer<const void>(y),
+                           std::size_t(capacity), pointer<std::int64_t>(indices));
+  PyEval_RestoreThread(state);
+  return Py_NewRef(Py_None);
+}
+
 bool check_itemsize(int itemsize) {
   if (itemsize == sizeof(float) || itemsize == sizeof(double)) return true;
   PyErr_Format(PyExc_ValueError, "itemsize must be 4 or 8, got %d", itemsize);
@@ -384,6 +401,9 @@ PyMethodDef methods[] = {
      "threshold_loss(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, labels, "
      "ignored, weights, y, value, threads): writes y - t, value and state, with t from labels or, if they are 0, from "
      "weights; returns how many rows count (-1 - i where row i has a label that is no class) and the sum of value."},
+    {"select_slots", select_slots, METH_VARARGS,
+     "select_slots(dtype, rows, n, y, capacity, indices): the indices of the entries of largest magnitude in every "
+     "row, in order; see csrc/selection.hpp."},
     {"solve_isotonic", solve_isotonic, METH_VARARGS,
      "solve_isotonic(phi, exponent, rows, n, s, w, lam, d, block): d and the first entry of every entry's block, "
      "for s and w in decreasing order; all arrays by address."},

@@ -1,7 +1,8 @@
 """Fast, differentiable and sparse top-k operators on PyTorch tensors."""
 
-from . import baselines, nn, prune
+from . import baselines, moe, nn, prune
 from .losses import topk_loss, topk_value
+from .moe import Routing, expert_choice, token_choice
 from .multi import topk_mag_multi
 from .norms import half_sq_support_norm, owl_norm, support_negentropy
 from .operators import topk, topk_mag, topk_mask, topk_sign
@@ -29,9 +30,14 @@ __all__ = [
     "half_sq_support_norm",
     "owl_norm",
     "support_negentropy",
-    # modules, pruning and results
+    # routing
+    "expert_choice",
+    "token_choice",
+    # modules, applications and results
     "nn",
     "prune",
     "baselines",
+    "moe",
     "Selection",
+    "Routing",
 ]

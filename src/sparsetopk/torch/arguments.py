@@ -53,7 +53,7 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return torch.float32
 
 
-def _show(value: object) -> str:
+def show(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of dtype {_name(value.dtype)} and shape {tuple(value.shape)}"
     shape = getattr(value, "shape", None)
@@ -66,7 +66,7 @@ def _name(dtype: torch.dtype) -> str:
 
 def check_float_tensor(name: str, value: object) -> Tensor:
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {_show(value)}")
+        raise TypeError(f"{name} must be a torch.Tensor, got {show(value)}")
     if value.dtype not in _FLOATS:
         raise TypeError(
             f"{name} must be a tensor of dtype float16, bfloat16, float32 or float64, "
@@ -94,11 +94,11 @@ def check_number(name: str, value: object) -> None:
         return
     if isinstance(value, Tensor):
         if value.dtype == torch.bool or value.is_complex():
-            raise TypeError(f"{name} must be a real number or a tensor of them, got {_show(value)}")
+            raise TypeError(f"{name} must be a real number or a tensor of them, got {show(value)}")
     elif isinstance(value, bool) or not isinstance(
         value, (float, int, numbers.Real, torch.SymInt, torch.SymFloat)
     ):
-        raise TypeError(f"{name} must be a real number or a tensor of them, got {_show(value)}")
+        raise TypeError(f"{name} must be a real number or a tensor of them, got {show(value)}")
 
 
 def check_k(k: Number, n: int, readable: bool) -> None:

@@ -134,3 +134,11 @@ def loss(
         torch.get_num_threads(),
     )
     return residual, values, count, total
+
+
+def select(y: Tensor, capacity: int) -> Tensor:
+    """The indices (m, capacity) of the entries of y (m, n) with the largest magnitudes, in order."""
+    m, n = y.shape
+    indices = y.new_empty((m, capacity), dtype=torch.int64)
+    native.select_slots(_DTYPES[y.dtype], m, n, y.data_ptr(), capacity, indices.data_ptr())
+    return indices

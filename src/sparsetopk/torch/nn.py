@@ -6,61 +6,29 @@ gradients). With ``hard_eval=True`` a module in evaluation mode is the hard oper
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from .._types import Completion, Reduction
 from .arguments import Number
 from .losses import topk_loss
+from .modules import HardenedModule, Module
+from .moe import ExpertChoice, ExpertMLP, MixtureOfExperts, TokenChoice
 from .operators import topk, topk_mag, topk_mask, topk_sign
 
-
-class _Module(torch.nn.Module):
-    """k, lam and the keyword arguments of a function."""
-
-    k: Number
-    lam: Number
-
-    def __init__(self, k: Number, lam: Number, **options: Any) -> None:
-        super().__init__()
-        self._keep("k", k)
-        self._keep("lam", lam)
-        self.options = options
-
-    def _keep(self, name: str, value: Number) -> None:
-        if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter):
-            self.register_buffer(name, value)
-        else:
-            setattr(self, name, value)
-
-    def extra_repr(self) -> str:
-        shown = {"k": _short(self.k), "lam": _short(self.lam), **self.options}
-        return ", ".join(f"{key}={value}" for key, value in shown.items())
+__all__ = [
+    "ExpertChoice",
+    "ExpertMLP",
+    "MixtureOfExperts",
+    "TokenChoice",
+    "TopK",
+    "TopKLoss",
+    "TopKMag",
+    "TopKMask",
+    "TopKSign",
+]
 
 
-def _short(value: Number) -> str:
-    if not isinstance(value, Tensor):
-        return f"{value:g}"
-    return f"{type(value).__name__}{tuple(value.shape)}"
-
-
-class _Operator(_Module):
-    def __init__(self, k: Number, lam: Number, *, hard_eval: bool, **options: Any) -> None:
-        super().__init__(k, lam, **options)
-        self.hard_eval = hard_eval
-
-    @property
-    def current_lam(self) -> Number:
-        """lam, or 0 where the module is hard."""
-        return 0.0 if self.hard_eval and not self.training else self.lam
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + (", hard_eval=True" if self.hard_eval else "")
-
-
-class TopKMask(_Operator):
+class TopKMask(HardenedModule):
     """``topk_mask`` as a module.
 
     >>> TopKMask(2, p=1.5)
@@ -92,7 +60,7 @@ class TopK(TopKMask):
         return topk(x, self.k, self.current_lam, **self.options)
 
 
-class TopKMag(_Operator):
+class TopKMag(HardenedModule):
     """``topk_mag`` as a module."""
 
     def __init__(
@@ -113,7 +81,7 @@ class TopKMag(_Operator):
         return topk_mag(x, self.k, self.current_lam, **self.options)
 
 
-class TopKSign(_Operator):
+class TopKSign(HardenedModule):
     """``topk_sign`` as a module."""
 
     def __init__(
@@ -133,11 +101,11 @@ class TopKSign(_Operator):
         return topk_sign(x, self.k, self.current_lam, **self.options)
 
 
-class TopKLoss(_Module):
+class TopKLoss(Module):
     """``topk_loss`` as a module; ``weight``, one number per class, is kept as a buffer.
 
-    >>> TopKLoss(5, completion="best")(torch.eye(10), torch.arange(10)).item() > 0
-    True
+    >>> TopKLoss(5, completion="best").k
+    5
     """
 
     weight: Tensor | None

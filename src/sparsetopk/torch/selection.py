@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_positive_int
+from ..core import native
 from ..selection import default_capacity
+from . import kernels
 from .arguments import Number, Rows, check_exponent, check_k_and_lam, is_plain
 from .differentiable import relax
 from .operators import topk_mag, topk_mask
-from .vectorized import MAGNITUDE, MASK, TWO_SIDED, order_statistic, row_sum
+from .vectorized import MAGNITUDE, MASK, TWO_SIDED, row_sum
 
 # The search for lam: by this factor up and down from the scale of the row, so often, within these
 # bounds; then bisections of its logarithm.
@@ -61,11 +63,11 @@ def topk_select(
         y = topk_mask(x, k, lam, p=p, two_sided=two_sided, dim=dim)
     rows = Rows.of("y", y, dim)
     capacity = _capacity(capacity, k, rows.n)
-    data = rows.data
-    kept = _largest(data.detach(), capacity)
-    indices = rows.unflatten(_compact(kept, capacity))
-    dropped = torch.where(kept, 0.0, data.abs()).sum(dim=-1, keepdim=True, dtype=torch.float64)
-    dropped = torch.where(row_sum(data.isnan()) > 0, torch.nan, dropped)
+    slots = select_slots(rows.data.detach(), capacity)
+    rest = rows.data.abs().scatter(-1, slots, 0.0)
+    indices = rows.unflatten(slots)
+    dropped = rest.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    dropped = torch.where(row_sum(rows.data.isnan()) > 0, torch.nan, dropped)
     return Selection(y.gather(dim, indices), indices, rows.restore_scalars(dropped))
 
 
@@ -84,19 +86,20 @@ def _capacity(capacity: int | None, k: Number, n: int) -> int:
     return default_capacity(float(k), n)
 
 
-def _largest(y: Tensor, capacity: int) -> Tensor:
-    """Which entries of each row have the largest magnitudes, as many as there are slots.
+def select_slots(y: Tensor, capacity: int) -> Tensor:
+    """The indices (m, capacity) of the entries of each row with the largest magnitudes, in order.
 
     Of equal ones, as are the zeros that fill the slots, the lowest index comes first. NaN is like 0.
     """
     if y.numel() == 0:
-        return torch.zeros_like(y, dtype=torch.bool)
+        return y.new_zeros((y.shape[0], capacity), dtype=torch.int64)
+    if native is not None and is_plain(y):
+        return kernels.select(y.contiguous(), capacity)
     size = y.abs().nan_to_num(0.0)
-    slots = torch.full((y.shape[0], 1), capacity, dtype=torch.int64, device=y.device)
-    boundary = order_statistic(size, slots)
-    left = slots - row_sum(size > boundary)
+    boundary = size.topk(capacity, sorted=False).values.amin(dim=-1, keepdim=True)
+    left = capacity - row_sum(size > boundary)
     tied = size == boundary
-    return (size > boundary) | (tied & (tied.cumsum(dim=-1) <= left))
+    return _compact((size > boundary) | (tied & (tied.cumsum(dim=-1) <= left)), capacity)
 
 
 def _compact(kept: Tensor, capacity: int) -> Tensor:
