@@ -1,204 +1,128 @@
-"""Times of the applications, as ratios of minima in one run. One thread, float32.
+"""Times of the applications, as ratios of minima in one run: what they cost beside what they replace.
 
-Pruning: a training step of the paper's MLP against the same step with hard pruning by ``torch.topk``;
-and one top-k over many tensors against copying them, and against ``torch.topk`` of their concatenation.
+One thread and float32 unless said otherwise; forward and backward. ``--json FILE`` writes the numbers.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import platform
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch_operators import best
 
 import sparsetopk
+import sparsetopk.torch as st
 from sparsetopk.core import native
-from sparsetopk.torch import topk_mag_multi
-from sparsetopk.torch.prune import prune
+from sparsetopk.torch.nn import ExpertChoice, ExpertMLP, MixtureOfExperts, TopKLoss
 
 
-def best(contestants: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Minimum time of each in milliseconds, over rounds in which all of them take their turn."""
-    times = dict.fromkeys(contestants, float("inf"))
-    for _ in range(rounds):
-        for name, f in contestants.items():
-            start = time.perf_counter()
-            result = f()
-            times[name] = min(times[name], 1e3 * (time.perf_counter() - start))
-            del result  # outside of the time, and before the next one
-    return times
-
-
-# -------------------------------------------------------------------------------------------- pruning
-
-
-class HardTopK(torch.nn.Module):
-    """What one would write without this package: the mask of ``torch.topk``, as a parametrisation."""
-
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        self.k = k
-
-    def forward(self, w: Tensor) -> Tensor:
-        mask = torch.zeros_like(w).view(-1)
-        indices = w.detach().abs().view(-1).topk(self.k, sorted=False).indices
-        return w * mask.scatter_(0, indices, 1.0).view_as(w)
-
-
-def mlp() -> torch.nn.Sequential:
-    """Of the paper's experiment on MNIST."""
-    sizes = (784, 32, 32, 10)
-    layers = [torch.nn.Linear(n, m) for n, m in itertools.pairwise(sizes)]
-    relu = torch.nn.ReLU
-    return torch.nn.Sequential(layers[0], relu(), layers[1], relu(), layers[2])
-
-
-def training_step(model: torch.nn.Module, batch: int = 128) -> Callable[[], object]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    x, y = torch.randn(batch, 784), torch.randint(10, (batch,))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-    return step
-
-
-def hard(model: torch.nn.Sequential, keep: float) -> torch.nn.Sequential:
-    for layer in model:
-        if isinstance(layer, torch.nn.Linear):
-            pruned = HardTopK(round(keep * layer.weight.numel()))
-            torch.nn.utils.parametrize.register_parametrization(layer, "weight", pruned)
-    return model
-
-
-def pruning_step(rounds: int) -> dict[str, float]:
-    contestants = {"dense": training_step(mlp()), "torch.topk": training_step(hard(mlp(), 0.1))}
-    for name, options in {
-        "ours": {},
-        "ours, p = 4/3": {"p": 4 / 3},
-        "ours, straight through": {"straight_through": True},
-        "ours, global": {"scope": "global"},
-    }.items():
-        model = mlp()
-        prune(model, 0.1, 1e-4, **options)  # type: ignore[arg-type]
-        contestants[name] = training_step(model)
-    times = best(contestants, rounds)
-    print("\ntraining step of the MLP 784-32-32-10, batch 128, 10 % of each matrix")
-    for name, ms in times.items():
-        print(f"  {name:24s} {1e3 * ms:8.0f} us {ms / times['torch.topk']:6.2f} of torch.topk")
-    return times
-
-
-def many_tensors(n: int, count: int, rounds: int) -> dict[str, Any]:
-    weights = [torch.randn(n // count) * (0.5 + i / count) for i in range(count)]
-    k = n // 10
-
-    def concatenated() -> Tensor:
-        flat = torch.cat(weights)
-        kept = flat.abs().topk(k, sorted=False).indices
-        return torch.zeros_like(flat).scatter_(0, kept, flat[kept])
-
-    def gradient(lam: float) -> Callable[[], object]:
-        leaves = [w.clone().requires_grad_() for w in weights]
-        ys = topk_mag_multi(leaves, k, lam)
-        return lambda: torch.autograd.grad(ys, leaves, weights, retain_graph=True)
-
-    results: dict[str, Any] = {"n": n, "tensors": count}
-    results["ms"] = best(
-        {
-            "clones": lambda: [w.clone() for w in weights],
-            "lam = 1e-4": lambda: topk_mag_multi(weights, k, 1e-4),
-            "lam = 0.1": lambda: topk_mag_multi(weights, k, 0.1),
-            "hard": lambda: topk_mag_multi(weights, k, 0.0),
-            "backward, lam = 1e-4": gradient(1e-4),
-        },
-        rounds,
-    )
-    results["ms"] |= best({"concatenate and torch.topk": concatenated}, 1)
-    results["extra memory"] = _extra_memory(n, count)
-    print(f"\none top-k over {count} tensors with {n:.0e} weights together, 10 % kept")
-    for name, ms in results["ms"].items():
-        print(f"  {name:28s} {ms:8.0f} ms {ms / results['ms']['clones']:6.2f} of clones")
-    for name, share in results["extra memory"].items():
-        print(f"  memory of {name} beyond the output: {100 * share:.1f} % of the weights")
+def losses(seconds: float) -> list[dict[str, Any]]:
+    """TopKLoss over cross-entropy, forward + backward."""
+    results = []
+    print("\nlosses, forward + backward over cross_entropy")
+    for rows, n in ((512, 100), (512, 1000)):
+        x, t = torch.randn(rows, n, requires_grad=True), torch.randint(n, (rows,))
+        contestants: dict[str, Any] = {
+            "cross_entropy": torch.nn.CrossEntropyLoss(),
+            "k=3": TopKLoss(3),
+            "k=3, lam=0.1": TopKLoss(3, 0.1),
+            "k=3, p=4/3": TopKLoss(3, p=4 / 3),
+            "k=3, two-sided 3/2": TopKLoss(3, p=1.5, two_sided=True),
+            "k=3, spread": TopKLoss(3, completion="spread"),
+            "k=3, best": TopKLoss(3, completion="best"),
+        }
+        times = best({name: _step(f, x, t) for name, f in contestants.items()}, seconds)
+        print(f"  {rows} x {n}: cross_entropy {1e3 * times['cross_entropy']:.0f} microseconds")
+        for name, ms in list(times.items())[1:]:
+            print(f"    {name:24s} {ms / times['cross_entropy']:6.2f}", flush=True)
+        results.append({"rows": rows, "n": n, "ms": times})
     return results
 
 
-_MEMORY = """
-import sys, torch
-from sparsetopk.torch import topk_mag_multi
-n, count = map(int, sys.argv[1:])
-torch.set_num_threads(1)
-def peak():
-    open("/proc/self/clear_refs", "w").write("5") if before is None else None
-    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
-before = None
-weights = [torch.randn(n // count, requires_grad=True) for _ in range(count)]
-topk_mag_multi([w[:1000] for w in weights], 100, 0.1)
-for w in weights: w.grad = None
-before = peak()
-ys = topk_mag_multi(weights, n // 10, 1e-4)
-print(1024 * (peak() - before) / (4 * n) - 1)
-gs = [w.detach() for w in weights]
-before = None
-before = peak()
-found = torch.autograd.grad(ys, weights, gs)
-print(1024 * (peak() - before) / (4 * n) - 1)
-"""
+def _step(f: Callable[..., torch.Tensor], x: torch.Tensor, t: torch.Tensor) -> Callable[[], object]:
+    return lambda: torch.autograd.grad(f(x, t), x)
 
 
-def _extra_memory(n: int, count: int) -> dict[str, float]:
-    """Of forward and backward, as shares of the weights; in a fresh process."""
-    if sys.platform != "linux":
-        return {}
-    command = [sys.executable, "-c", _MEMORY, str(n), str(count)]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    return {"forward": float(out[0]), "backward": float(out[1])}
+class PlainRouter(torch.nn.Module):
+    """Expert choice as one would write it with ``torch.topk``, with empty slots beyond k."""
+
+    def __init__(self, k: int, capacity: int) -> None:
+        super().__init__()
+        self.k, self.capacity = k, capacity
+
+    def forward(self, logits: torch.Tensor, mask: None = None) -> st.Routing:
+        tokens = logits.mT.topk(self.capacity, dim=-1).indices
+        taken = (torch.arange(self.capacity) < self.k).to(logits.dtype).expand(tokens.shape)
+        weights = taken * logits.softmax(dim=-1).mT.gather(-1, tokens)
+        return st.Routing(weights, tokens, taken, taken.new_zeros(taken.shape[:-1]), taken.sum())
 
 
-def pruning(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "step, ms": pruning_step(arguments.rounds),
-        "many tensors": many_tensors(arguments.weights, 100, 4),
-    }
+def mixtures(seconds: float) -> list[dict[str, Any]]:
+    """A MoE layer with the relaxed router over the same with a hard one, forward + backward.
+
+    The paper's: 32 experts that take 28 of 400 tokens each, of the width of a ViT-S, and a narrow one.
+    """
+    results = []
+    print("\nMoE layer, 28 of 400 tokens to each of 32 experts, forward + backward")
+    for dim, hidden in ((384, 1536), (96, 384)):
+        x, experts = torch.randn(2, 400, dim), ExpertMLP(32, dim, hidden)
+        routers: dict[str, torch.nn.Module] = {
+            "hard, 36 slots": ExpertChoice(28, 0.0, capacity=36),
+            "relaxed, 36 slots": ExpertChoice(28, 0.1, capacity=36),
+            "torch.topk, 36 slots": PlainRouter(28, 36),
+            "hard, 28 slots": ExpertChoice(28, 0.0),
+            "relaxed, 28 slots": ExpertChoice(28, 0.1, capacity=28),
+        }
+        layers = {name: MixtureOfExperts(router, experts) for name, router in routers.items()}
+        gate = next(iter(layers.values())).gate
+        for layer in layers.values():
+            layer.gate = gate
+        torch.nn.init.normal_(gate.weight, std=dim**-0.5)  # logits of size 1
+        times = best({name: _train(layer, x) for name, layer in layers.items()}, seconds)
+        lost = {
+            name: layer.routing.statistics()["dropped"].item() for name, layer in layers.items()
+        }
+        print(f"  dim {dim}, hidden {hidden}: hard, 36 slots {times['hard, 36 slots']:.1f} ms")
+        for name, ms in list(times.items())[1:]:
+            print(
+                f"    {name:24s} {ms / times['hard, 36 slots']:6.3f}"
+                f"   of the selection dropped: {100 * lost[name]:.2f} %",
+                flush=True,
+            )
+        results.append({"dim": dim, "hidden": hidden, "ms": times, "dropped": lost})
+    return results
 
 
-# ----------------------------------------------------------------------------------------------- main
+def _train(layer: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
+    g, parameters = torch.randn_like(x), list(layer.parameters())
+    return lambda: torch.autograd.grad(layer(x), parameters, g)
 
-PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {"pruning": pruning}
+
+PARTS = {"losses": losses, "mixtures": mixtures}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=list(PARTS), help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--rounds", type=int, default=300, help="of each step (default: 300)")
-    parser.add_argument("--weights", type=int, default=200_000_000, help="for many tensors")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time for each measurement")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers here")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     level = native.simd_level() if native else "none"
-    print(f"torch {torch.__version__}, kernels {level}, {arguments.threads} thread(s)")
+    print(f"torch {torch.__version__}, kernels {level}, 1 thread")
     content: dict[str, Any] = {
         "machine": platform.machine(),
         "kernels": level,
-        "threads": arguments.threads,
         "versions": {"torch": torch.__version__, "sparsetopk": sparsetopk.__version__},
     }
-    for name in arguments.parts:
-        content[name] = PARTS[name](arguments)
+    for name in arguments.parts or PARTS:
+        content[name] = PARTS[name](arguments.seconds)
     if arguments.json:
         arguments.json.write_text(json.dumps(content, indent=1) + "\n")
 

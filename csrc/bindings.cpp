@@ -215,13 +215,15 @@ PyObject* threshold_loss(PyObject*, PyObject* args) {
   Arguments a;
   Address labels, weights, y, value;
   long long ignored = 0;
-  if (!PyArg_ParseTuple(args, "idpinnnKKnKnKKLKKKn", &a.op, &a.exponent, &a.debias, &a.dtype, &a.rows, &a.n,
+  int spread = 0;
+  if (!PyArg_ParseTuple(args, "idpinnnKKnKnKKLpKKKn", &a.op, &a.exponent, &a.debias, &a.dtype, &a.rows, &a.n,
                         &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &labels, &ignored,
-                        &weights, &y, &value, &a.threads) ||
+                        &spread, &weights, &y, &value, &a.threads) ||
       !a.known())
     return nullptr;
   const sparsetopk::Problem problem = a.problem();
-  const sparsetopk::Targets targets{pointer<const std::int64_t>(labels), ignored, pointer<const double>(weights)};
+  const sparsetopk::Targets targets{pointer<const std::int64_t>(labels), ignored, spread != 0,
+                                    pointer<const double>(weights)};
   PyThreadState* state = PyEval_SaveThread();
   const Py_ssize_t count = count_rows(problem, targets);
   if (count >= 0) sparsetopk::loss(problem, targets, pointer<void>(y), pointer<double>(value));
@@ -399,8 +401,8 @@ PyMethodDef methods[] = {
      "rows without a threshold add to the cotangent of lam."},
     {"threshold_loss", threshold_loss, METH_VARARGS,
      "threshold_loss(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, labels, "
-     "ignored, weights, y, value, threads): writes y - t, value and state, with t from labels or, if they are 0, from "
-     "weights; returns how many rows count (-1 - i where row i has a label that is no class) and the sum of value."},
+     "ignored, spread, weights, y, value, threads): writes y - t, value and state, with t from labels or weights, "
+     "the other 0; returns how many rows count (-1 - i where row i has a label that is no class) and the sum of value."},
     {"select_slots", select_slots, METH_VARARGS,
      "select_slots(dtype, rows, n, y, capacity, indices): the indices of the entries of largest magnitude in every "
      "row, in order; see csrc/selection.hpp."},

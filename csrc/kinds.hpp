@@ -7,6 +7,7 @@
 //   prime, second  phi'(v) and phi''(v)
 //   inverse(y)     t with S(t) = y, for masks
 //   conjugate(t)   R*(lam t)/lam = t S(t) - R(S(t))/lam, for masks and any t < inf
+//   penalty(y)     R(y)/lam, for masks
 //   alone(a, lam)  the t of an entry that is selected whole and shares its threshold with no other
 //   kAbsolute      keys are |x|;  kFloor  the threshold is never below 0;  kMagnitude  phi is x^2/2
 //   kVector        S is plain arithmetic that vectorises;  kCheap  and costs a few multiplications at most
@@ -30,6 +31,7 @@ struct Mask : P {
   double second() const { return 0; }
   double inverse(double y) const { return P::exponent == 1 ? y : ::pow(y, 1 / P::exponent); }
   double alone(double, double) const { return 1; }
+  double penalty(double y) const { return y * inverse(y) * (P::exponent / (P::exponent + 1)); }
   // R(S(t))/lam = S(t) t/p up to t = 1.
   double conjugate(double t) const {
     const double at = t < 1 ? t : 1.0;
@@ -86,11 +88,10 @@ struct TwoSided {
     const Response half = lower_half(t < 0 ? t : -t);
     return {t > 0 ? 1 - half.value : half.value, half.slope};
   }
+  double penalty(double y) const { return (power(y) + power(1 - y)) * (exponent / (exponent + 1)); }
   double conjugate(double t) const {
-    const double end = exponent / (exponent + 1);  // 1/p: R(0)/lam and R(1)/lam
-    if (!(::fabs(t) < 1)) return (t > 0 ? t : 0.0) - end;
-    const double y = at(t).value;
-    return t * y - (power(y) + power(1 - y)) * end;
+    const double y = t >= 1 ? 1 : t > -1 ? at(t).value : 0;
+    return (y > 0 ? t * y : 0) - penalty(y);
   }
 
  private:

@@ -42,18 +42,18 @@ double value_from_threshold(const LossRow<X, Kind>& row) {
     std::uint32_t positions[kTile + 16];
     const std::size_t count = positions_between(keys, length, from, T(kInfinity), positions);
     for (std::size_t j = 0; j < count; ++j) sum += row.kind.conjugate(distance(double(keys[positions[j]])));
-    if (Kind::zero == 0) return;  // R(0) = 0
+    if (row.kind.penalty(0) == 0) return;
     std::uint32_t candidates = 0;
     for (std::size_t j = 0; j < length; ++j) candidates += keys[j] >= T(-limit);
     below += double(candidates) - double(count);
   });
-  return row.lam * (sum + below * row.kind.conjugate(Kind::zero)) + row.k * tau;
+  return row.lam * (sum - below * row.kind.penalty(0)) + row.k * tau;
 }
 
 // <x, y> - R(y) where y is 0 or 1, or lam = 0, or an infinite entry is selected.
 template <class X, class Kind>
 double value_from_output(const LossRow<X, Kind>& row) {
-  const double one = 1 - row.kind.conjugate(1), zero = -row.kind.conjugate(Kind::zero);  // R(1)/lam, R(0)/lam
+  const double one = row.kind.penalty(1), zero = row.kind.penalty(0);
   double value = 0;
   for (std::size_t j = 0; j < row.n; ++j) {
     const double x = double(widen(row.x[j])), y = double(widen(row.y[j]));
@@ -76,6 +76,23 @@ double compare_with_label(const LossRow<X, Kind>& row, std::size_t label) {
   return double(widen(row.x[label]));
 }
 
+// <x, t> - R(t), where t is 1 at the label and the same at all other candidates, and sums to that of y.
+template <class X, class Kind>
+double compare_with_spread(const LossRow<X, Kind>& row, std::size_t label) {
+  double others = 0, sum = 0;
+  for (std::size_t j = 0; j < row.n; ++j) {
+    const double x = double(widen(row.x[j]));
+    if (j != label && x > -kInfinity) others += 1, sum += x;
+  }
+  const double own = double(widen(row.x[label])) > -kInfinity ? 1 : 0, mass = smaller(row.k, others + own);
+  const double share = others > 0 ? (mass - 1) / others : 0;
+  for (std::size_t j = 0; j < row.n; ++j)
+    if (j != label && double(widen(row.x[j])) > -kInfinity)
+      row.y[j] = narrow<X>(Wide<X>(double(widen(row.y[j])) - share));
+  const double penalty = row.lam * (own * row.kind.penalty(1) + others * row.kind.penalty(share));
+  return compare_with_label(row, label) + (share == 0 ? 0 : share * sum) - penalty;
+}
+
 template <class X, class Kind>
 double compare_with_weights(const LossRow<X, Kind>& row, const double* t) {
   const X* x = row.x;
@@ -91,15 +108,17 @@ void loss_rows(const Problem& problem, const Kind& kind, std::size_t begin, std:
   for (std::size_t i = begin; i < end; ++i) {
     const LossRow<X, Kind> row{x + i * problem.row_stride, y + i * n, n, problem.k_of(i), problem.lam_of(i),
                                problem.state[i], kind};
-    if (targets.labels == nullptr) {
-      const double f = value_of(row);
-      value[i] = f - compare_with_weights(row, targets.weights + i * n);
-    } else if (targets.labels[i] != targets.ignored) {
-      const double f = value_of(row);
-      value[i] = f - compare_with_label(row, std::size_t(targets.labels[i]));
-    } else {
+    if (targets.labels != nullptr && targets.labels[i] == targets.ignored) {
       value[i] = 0;
       for (std::size_t j = 0; j < n; ++j) row.y[j] = narrow<X>(0);
+      continue;
+    }
+    value[i] = value_of(row);
+    if (targets.labels != nullptr) {
+      const std::size_t label = std::size_t(targets.labels[i]);
+      value[i] -= targets.spread ? compare_with_spread(row, label) : compare_with_label(row, label);
+    } else if (targets.weights != nullptr) {
+      value[i] -= compare_with_weights(row, targets.weights + i * n);
     }
   }
 }

@@ -42,10 +42,11 @@ struct Problem {
   }
 };
 
-// What a loss is compared with: a label for each row or, if labels is null, weights.
+// What a loss is compared with: a label for each row, weights, or (both null) nothing.
 struct Targets {
   const std::int64_t* labels;
   std::int64_t ignored;  // the label of rows that do not count
+  bool spread;           // labels are filled up to a sum of k, evenly, and R of that is added
   const double* weights;  // (rows, n), contiguous
 };
 

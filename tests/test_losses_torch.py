@@ -1,6 +1,8 @@
 """The top-k loss as torch users call it: against a direct formula in every way that a batch, its targets
 and their reduction may come, by the kernel and by ordinary operations."""
 
+import functools
+import itertools
 import math
 
 import numpy as np
@@ -59,7 +61,8 @@ def test_value_and_gradient(path, options):
 
 @pytest.mark.parametrize("n", [1, 2, 16, 100, 1025, 3000])
 @pytest.mark.parametrize("options", KINDS, ids=str)
-def test_kernel_and_operations_agree(n, options, monkeypatch):
+@pytest.mark.parametrize("completion", [None, "spread", "best"])
+def test_kernel_and_operations_agree(n, options, completion, monkeypatch):
     """Rows of any length, with padding, infinities, NaN, lam = 0 and k = 0 or n among them."""
     x = gaussian(12, n)
     x[1, : n // 2] = -torch.inf
@@ -69,7 +72,7 @@ def test_kernel_and_operations_agree(n, options, monkeypatch):
     x[5] = 0.25
     x[6] += 1e5
     k = torch.full((12, 1), min(2.5, n), dtype=F64)
-    k[7], k[8] = 0, n
+    k[7], k[8] = 0 if completion is None else 1, n
     lam = torch.full((12, 1), 0.7, dtype=F64)
     lam[9], lam[10], lam[11] = 0.0, 1e-3, 1e3
     t = classes(12, n=n)
@@ -77,7 +80,7 @@ def test_kernel_and_operations_agree(n, options, monkeypatch):
     for takes in (fused_loss.takes, lambda *_: False):
         monkeypatch.setattr(fused_loss, "takes", takes)
         leaf = x.clone().requires_grad_()
-        loss = st.topk_loss(leaf, t, k, lam, reduction="none", **options)
+        loss = st.topk_loss(leaf, t, k, lam, completion=completion, reduction="none", **options)
         found.append((loss.detach(), torch.autograd.grad(loss[loss.isfinite()].sum(), leaf)[0]))
     assert found[0][0][4].isnan()
     # the threshold of lam = 1e3 is of that size
@@ -258,14 +261,18 @@ def test_default_is_unbounded_below_for_k_above_1(path):
 
 
 def test_double_backward_batched_gradients_and_several_backwards():
+    torch.manual_seed(4)
     x, t = gaussian(4, N).requires_grad_(), classes(4)
     t[1] = -100
+    sets = torch.rand(4, N) < 0.3
+    assert 1 < sets.sum(dim=-1).max() <= K
     options = {"weight": torch.rand(N, dtype=F64), "reduction": "none"}
-    f = lambda x: st.topk_loss(x, t, K, LAM, **options)  # noqa: E731
-    assert torch.autograd.gradcheck(f, x, check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(f, x)
-    soft = torch.rand(4, N, dtype=F64)
-    assert torch.autograd.gradgradcheck(lambda x: st.topk_loss(x, soft, K, LAM), x)
+    for completion, targets in itertools.product((None, "spread", "best"), (t, sets)):
+        f = functools.partial(
+            st.topk_loss, targets=targets, k=K, lam=LAM, completion=completion, **options
+        )
+        assert torch.autograd.gradcheck(f, x, check_batched_grad=True)
+        assert torch.autograd.gradgradcheck(f, x)
     loss = st.topk_loss(x, t, K)  # the last backward works in place: not the others
     first, second = (torch.autograd.grad(loss, x, retain_graph=True)[0] for _ in range(2))
     last = torch.autograd.grad(loss, x)[0]

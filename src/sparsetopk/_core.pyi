@@ -127,6 +127,7 @@ def threshold_loss(
     state: int,
     labels: int,
     ignored: int,
+    spread: bool,
     weights: int,
     y: int,
     value: int,

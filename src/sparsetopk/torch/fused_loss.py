@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._types import Reduction
+from .._types import Completion, Reduction
 from . import fused, kernels
 from .arguments import Number, Rows, is_plain
 from .kernels import Operator
@@ -27,12 +27,12 @@ def takes(rows: Rows, k: Number, lam: Number, operator: Operator, *others: Tenso
 class Call(NamedTuple):
     """What is asked besides x: all of it without a derivative."""
 
-    name: str
     dim: int
     t: Tensor  # labels (m), or weights (m, n)
     k: Number
     lam: Number
     operator: Operator
+    completion: Completion | None  # "spread" with labels only
     ignored: int  # the label of rows that do not count
     added: Tensor | None  # to the loss of every row, (m)
     weights: Tensor | None  # of the rows, (m)
@@ -68,23 +68,56 @@ def _factor(weights: Tensor | None, count: int, reduction: Reduction) -> Tensor 
 
 
 def _forward(x: Tensor, call: Call) -> tuple[Tensor, Tensor | float, Tensor]:
-    """The loss, the factor of every row, and y - t with the classes last."""
-    rows, t, added, weights = Rows(call.name, x, call.dim), call.t, call.added, call.weights
+    """The loss, the factor of every row, and its gradient with the classes last."""
+    rows, t = Rows("logits", x, call.dim), call.t
     data = fused.contiguous(x.detach(), call.dim)
     numbers = *fused.numbers(rows, call.k), *fused.numbers(rows, call.lam)
+    spread = call.completion == "spread"
     residual, values, count, total = kernels.loss(
-        data, t.contiguous(), call.ignored, *numbers, call.operator
+        data, t.contiguous(), call.ignored, spread, *numbers, call.operator
     )
     if count < 0:
         raise ValueError(
             f"targets must be class indices in [0, {rows.n}), got {t[-1 - count].item():g}"
         )
-    factor = _factor(weights, count, call.reduction)
-    if added is None and isinstance(factor, float) and call.reduction != "none":
+    factor = _factor(call.weights, count, call.reduction)
+    if call.completion == "best":
+        others = _others(rows, call)
+        left = fused.numbers(others, _left(rows, call))
+        y, best, _, _ = kernels.loss(
+            others.x.contiguous(), None, 0, False, *left, *numbers[2:], call.operator
+        )
+        residual -= y.reshape(residual.shape)
+        values += _ones(rows, call) - best
+    elif call.added is None and isinstance(factor, float) and call.reduction != "none":
         return x.new_full((), factor * total), factor, residual
-    if added is not None:
-        values += added
-    return reduce(values, weights, count, call.reduction), factor, residual
+    if call.added is not None:
+        values += call.added
+    return reduce(values, call.weights, count, call.reduction), factor, residual
+
+
+def _labels(t: Tensor) -> Tensor | float:
+    """How many there are in each row, (m, 1)."""
+    return 1.0 if t.dtype == torch.int64 else t.sum(dim=-1, keepdim=True)
+
+
+def _left(rows: Rows, call: Call) -> Tensor:
+    """The part of k that the labels leave to others, (m, 1)."""
+    return (rows.per_row(call.k) - _labels(call.t)).clamp_min(0.0)
+
+
+def _ones(rows: Rows, call: Call) -> Tensor:
+    """R of the labels alone, (m)."""
+    p = 1.0 + 1.0 / call.operator.exponent
+    return (_labels(call.t) * rows.per_row(call.lam) / p)[:, 0]
+
+
+def _others(rows: Rows, call: Call) -> Rows:
+    """The logits (m, n) with padding in the place of labels."""
+    if call.t.dtype == torch.int64:
+        at = call.t.clamp(0, rows.n - 1).unsqueeze(-1)  # whatever is ignored
+        return Rows(rows.name, rows.data.scatter(-1, at, -torch.inf), 1)
+    return Rows(rows.name, torch.where(call.t > 0, -torch.inf, rows.data), 1)
 
 
 class _Loss(torch.autograd.Function):
@@ -98,10 +131,10 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         x, residual = ctx.saved_tensors
-        rows = Rows(ctx.call.name, x, ctx.call.dim)
+        rows = Rows("logits", x, ctx.call.dim)
         last = not torch._C._autograd._get_current_graph_task_keep_graph() and is_plain(g)
         if torch.is_grad_enabled():
-            residual, last = _live_residual(rows, ctx.call), False
+            residual, last = residual + _moving(rows, ctx.call), False
         wide = torch.float64 if residual.dtype == torch.float64 else torch.float32
         factor = (g.to(wide) * ctx.factor).to(wide)
         if factor.ndim:
@@ -111,13 +144,16 @@ class _Loss(torch.autograd.Function):
         return fused.restore(rows, (residual * factor).to(residual.dtype)), None
 
 
-def _live_residual(rows: Rows, call: Call) -> Tensor:
-    """y - t once more, with a derivative in x."""
+def _moving(rows: Rows, call: Call) -> Tensor:
+    """A zero that moves with x as y - t does, with the classes last."""
     y = fused.contiguous(fused.evaluate(rows, call.k, call.lam, call.operator), call.dim)
-    residual = y - one_hot(call.t, rows.n, y.dtype).reshape(y.shape)
-    if call.t.dtype != torch.int64:
-        return residual
-    return residual * (call.t != call.ignored).reshape((*y.shape[:-1], 1))
+    if call.completion == "best":
+        left, lam = _left(rows, call), rows.per_row(call.lam)
+        others = fused.evaluate(_others(rows, call), left, lam, call.operator)
+        y = y - others.reshape(y.shape)
+    if call.t.dtype == torch.int64:
+        y = y * (call.t != call.ignored).reshape((*y.shape[:-1], 1))
+    return y - y.detach()
 
 
 def one_hot(t: Tensor, n: int, dtype: torch.dtype) -> Tensor:

@@ -96,8 +96,9 @@ def backward(
 
 def loss(
     x: Tensor,
-    t: Tensor,
+    t: Tensor | None,
     ignored: int,
+    spread: bool,
     k: Tensor,
     k_stride: int,
     lam: Tensor,
@@ -106,14 +107,16 @@ def loss(
 ) -> tuple[Tensor, Tensor, int, float]:
     """y - t, f(x, 1_k) - <x, t> of every row (m) in float64, how many rows count, and their sum.
 
-    ``t`` are labels (m) in int64, or weights (m, n) in float64. A label
-    that is no class is reported by the number -1 - row.
+    ``t`` are labels (m) in int64, weights (m, n) in float64, or nothing; with ``spread``, labels are
+    filled up to a sum of k, and R(t) is added. A label that is no class is reported by the number
+    -1 - row.
     """
     n = x.shape[-1]
     m = x.numel() // n
     residual, values = torch.empty_like(x), x.new_empty(m, dtype=torch.float64)
     state = values.new_empty((m, 2))
-    labels = t.dtype == torch.int64
+    labels = t is not None and t.dtype == torch.int64
+    address = 0 if t is None else t.data_ptr()
     count, total = native.threshold_loss(
         *operator,
         _DTYPES[x.dtype],
@@ -126,9 +129,10 @@ def loss(
         lam.data_ptr(),
         lam_stride,
         state.data_ptr(),
-        t.data_ptr() if labels else 0,
+        address if labels else 0,
         ignored,
-        0 if labels else t.data_ptr(),
+        spread,
+        0 if labels else address,
         residual.data_ptr(),
         values.data_ptr(),
         torch.get_num_threads(),

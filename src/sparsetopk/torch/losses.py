@@ -155,25 +155,24 @@ def topk_loss(
     t = _targets(targets, rows)
     _check_options(rows, completion, label_smoothing, ignore_index, weight)
     operator = Operator(TWO_SIDED if two_sided else MASK, e, False)
-    fast = logits.numel() > 0 and completion != "best"
-    fast = fast and fused_loss.takes(rows, k, lam, operator, t, weight)
-    as_it_is = fast and completion is None and not label_smoothing
+    fast = logits.numel() > 0 and fused_loss.takes(rows, k, lam, operator, t, weight)
+    as_labels = fast and t.dtype == torch.int64 and not label_smoothing
     weights = added = None
-    if weight is not None or not as_it_is:
+    if weight is not None or completion == "best" or not as_labels:
         _check_labels(t, ignore_index, rows.n)
         weights = _row_weights(weight, t, ignore_index)
-    if t.dtype != torch.int64 or not as_it_is:
-        soft = t.is_floating_point()
+    if completion is not None:
+        _check_completion(completion, rows, t, k)
+    if not as_labels:
         t = one_hot(t, rows.n, compute_dtype(logits))
         if label_smoothing:
             t = _smoothed(rows, t, label_smoothing)
-        if completion is not None:
-            _check_completion(completion, rows, t, soft, k)
         if completion == "spread":
             t, added = _filled(rows, t, k, lam, operator)
+            completion = None
     if fast:
         call = Call(
-            "logits", rows.dim, t, k, lam, operator, ignore_index, added, weights, reduction
+            rows.dim, t, k, lam, operator, completion, ignore_index, added, weights, reduction
         )
         loss = fused_loss.evaluate(logits, call)
     else:
@@ -263,22 +262,24 @@ def _smoothed(rows: Rows, t: Tensor, share: float) -> Tensor:
     return torch.where(candidate, (1.0 - share) * t + share * mean, t)
 
 
-def _check_completion(completion: Completion, rows: Rows, t: Tensor, soft: bool, k: Number) -> None:
+def _check_completion(completion: Completion, rows: Rows, t: Tensor, k: Number) -> None:
+    """That t has at most k labels and, for "best", nothing else."""
     if not is_plain(t, k):
         return
     with torch.no_grad():
-        total, k_rows = row_sum(t), rows.per_row(k)
+        k_rows, labels = rows.per_row(k), t.dtype == torch.int64
+        total = torch.ones_like(k_rows) if labels else row_sum(t.to(k_rows.dtype))
         excess = total - k_rows
-        if bool(
-            (excess > 1e-6 * k_rows.clamp_min(1.0)).any()
-        ):  # beyond the rounding of soft targets
+        # beyond the rounding of soft targets
+        if bool((excess > 1e-6 * k_rows.clamp_min(1.0)).any()):
             worst = int(excess.argmax())
             raise ValueError(
                 "targets must have at most k labels (a sum of at most k) with "
                 f"completion={completion!r}, got {total[worst].item():g} for "
                 f"k={k_rows[worst].item():g}"
             )
-        if completion == "best" and soft and not bool(((t == 0) | (t == 1)).all()):
+        soft = completion == "best" and t.is_floating_point()
+        if soft and not bool(((t == 0) | (t == 1)).all()):
             raise ValueError(
                 "targets must be class indices or sets of labels (0 or 1) with completion='best', got "
                 "soft targets"
