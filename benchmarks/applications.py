@@ -1,4 +1,4 @@
-"""Times of the applications, as ratios of minima in one run: what they cost beside what they replace.
+"""Times of losses and mixtures, as ratios of minima in one run: what they cost beside what they replace.
 
 One thread and float32 unless said otherwise; forward and backward. ``--json FILE`` writes the numbers.
 """

@@ -1,4 +1,4 @@
-"""Times of the applications, as ratios of minima in one run. One thread, float32.
+"""Times of pruning, as ratios of minima in one run. One thread, float32.
 
 Pruning: a training step of the paper's MLP against the same step with hard pruning by ``torch.topk``;
 and one top-k over many tensors against copying them, and against ``torch.topk`` of their concatenation.
@@ -36,9 +36,6 @@ def best(contestants: dict[str, Callable[[], object]], rounds: int) -> dict[str,
             times[name] = min(times[name], 1e3 * (time.perf_counter() - start))
             del result  # outside of the time, and before the next one
     return times
-
-
-# -------------------------------------------------------------------------------------------- pruning
 
 
 class HardTopK(torch.nn.Module):

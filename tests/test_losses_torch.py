@@ -83,8 +83,8 @@ def test_kernel_and_operations_agree(n, options, completion, monkeypatch):
         loss = st.topk_loss(leaf, t, k, lam, completion=completion, reduction="none", **options)
         found.append((loss.detach(), torch.autograd.grad(loss[loss.isfinite()].sum(), leaf)[0]))
     assert found[0][0][4].isnan()
-    # the threshold of lam = 1e3 is of that size
-    torch.testing.assert_close(found[0], found[1], equal_nan=True, rtol=1e-9, atol=1e-11)
+    # row 6 subtracts values of size 1e5 k in another order, and so loses 1e-16 of them
+    torch.testing.assert_close(found[0], found[1], equal_nan=True, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -261,11 +261,10 @@ def test_default_is_unbounded_below_for_k_above_1(path):
 
 
 def test_double_backward_batched_gradients_and_several_backwards():
-    torch.manual_seed(4)
     x, t = gaussian(4, N).requires_grad_(), classes(4)
     t[1] = -100
-    sets = torch.rand(4, N) < 0.3
-    assert 1 < sets.sum(dim=-1).max() <= K
+    sets = torch.zeros(4, N, dtype=torch.bool)
+    sets[0, 2] = sets[1, :2] = sets[3, 3:6] = True
     options = {"weight": torch.rand(N, dtype=F64), "reduction": "none"}
     for completion, targets in itertools.product((None, "spread", "best"), (t, sets)):
         f = functools.partial(

@@ -16,6 +16,10 @@ import sparsetopk
 from sparsetopk import _core, cli
 
 ROOT = Path(__file__).parent.parent
+TORCH_ONLY = {
+    *("nn", "moe", "prune", "baselines", "Selection", "Routing"),
+    *("expert_choice", "token_choice", "topk_mag_multi"),
+}
 CROSS_ENTROPY = ("label_smoothing", "ignore_index", "weight")  # topk_loss has them in torch alone
 
 
@@ -37,8 +41,7 @@ def test_public_names_exist_and_have_docstrings():
 def test_public_names_of_torch_have_the_signature_of_numpy_with_dim():
     pytest.importorskip("torch")
     front = importlib.import_module("sparsetopk.torch")
-    of_torch_alone = {"nn", "prune", "baselines", "Selection", "topk_mag_multi"}
-    for name in set(front.__all__) - of_torch_alone:
+    for name in set(front.__all__) - TORCH_ONLY:
         function = getattr(front, name)
         assert function.__doc__, name
         ours = {k: p.default for k, p in inspect.signature(function).parameters.items()}
@@ -78,7 +81,16 @@ def test_docstring_examples(name):
 
 
 @pytest.mark.parametrize(
-    "path", ["README.md", "docs/maths.md", "docs/index.md", "docs/torch.md", "docs/pruning.md"]
+    "path",
+    [
+        "README.md",
+        "docs/maths.md",
+        "docs/index.md",
+        "docs/torch.md",
+        "docs/pruning.md",
+        "docs/losses.md",
+        "docs/moe.md",
+    ],
 )
 def test_examples_of_the_docs_run(path):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / path).read_text(), re.M | re.S)
