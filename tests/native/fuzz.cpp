@@ -24,6 +24,7 @@
 #include "isotonic.hpp"
 #include "kernels.hpp"
 #include "pieces.hpp"
+#include "selection.hpp"
 
 #ifdef SPARSETOPK_X86
 #include <immintrin.h>
@@ -191,14 +192,15 @@ struct Level {
   const char* name;
   decltype(&baseline::forward) forward;
   decltype(&baseline::backward) backward;
+  decltype(&baseline::loss) loss;
 };
 
 // The level that calls go to, and those below it.
 std::vector<Level> levels() {
-  std::vector<Level> all{{"baseline", baseline::forward, baseline::backward}};
+  std::vector<Level> all{{"baseline", baseline::forward, baseline::backward, baseline::loss}};
 #ifdef SPARSETOPK_WIDE
-  if (simd_level() >= SimdLevel::avx2) all.push_back({"avx2", avx2::forward, avx2::backward});
-  if (simd_level() >= SimdLevel::avx512) all.push_back({"avx512", avx512::forward, avx512::backward});
+  if (simd_level() >= SimdLevel::avx2) all.push_back({"avx2", avx2::forward, avx2::backward, avx2::loss});
+  if (simd_level() >= SimdLevel::avx512) all.push_back({"avx512", avx512::forward, avx512::backward, avx512::loss});
 #endif
   return all;
 }
@@ -308,6 +310,71 @@ void fuzz_rows(const char* dtype, const Setting& setting, const char* content, s
   }
 }
 
+// A loss against the output that it is made of, with labels (alone or filled up), weights or nothing to compare with.
+template <class X>
+void fuzz_loss(const char* dtype, const Setting& setting, const char* content, std::size_t n) {
+  constexpr const char* kTargets[] = {"labels", "labels filled up", "weights", "no targets"};
+  const std::size_t rows = n > 10000 ? 1 : 3, kind = below(4);
+  const std::vector<X> x = make_rows<X>(content, rows, n, n);
+  const auto choices = ks(n);
+  std::vector<double> k(rows), lam(rows), weights(rows * n), value(rows), again(rows);
+  for (double& one : k) one = choices[below(choices.size())];
+  for (double& one : lam) one = kLams[below(std::size(kLams))];
+  for (double& weight : weights) weight = below(3) == 0 ? uniform() : 0;
+  std::vector<std::int64_t> labels(rows);
+  for (std::int64_t& label : labels) label = below(4) == 0 ? -100 : std::int64_t(below(n));
+  const Targets targets{kind < 2 ? labels.data() : nullptr, -100, kind == 1, kind == 2 ? weights.data() : nullptr};
+  std::vector<State> state(rows);
+  std::vector<X> y(rows * n), residual(rows * n), same(rows * n);
+  const Problem problem{setting.op, setting.exponent, false, dtype_of<X>(), rows, n, n, x.data(), k.data(), 1,
+                        lam.data(), 1, state.data(), 1};
+  begin_call("loss of %s of %s, %s, n = %zu, %s", setting.name, dtype, content, n, kTargets[kind]);
+  loss(problem, targets, residual.data(), value.data());
+  for (const Level& level : levels()) {
+    level.forward(problem, 0, rows, same.data());
+    level.loss(problem, 0, rows, targets, same.data(), again.data());
+    check(same_bits(residual, same) && same_bits(value, again), level.name);
+  }
+  forward(problem, y.data());
+  for (std::size_t row = 0; row < rows; ++row) {
+    std::snprintf(row_of_it, sizeof(row_of_it), ", row %zu with k = %.17g, lam = %g", row, k[row], lam[row]);
+    const bool counts = kind >= 2 || labels[row] != -100;
+    if (!counts) check(value[row] == 0, "the loss of a row that does not count", value[row], 0);
+    bool finite = k[row] >= 0 && k[row] <= double(n) && lam[row] >= 0 && lam[row] < 1e100;
+    for (std::size_t j = row * n; j < (row + 1) * n; ++j) {
+      const double out = double(widen(y[j])), got = double(widen(residual[j]));
+      finite = finite && std::fabs(double(widen(x[j]))) < 1e100;
+      const bool here = kind == 0 && std::int64_t(j - row * n) == labels[row];
+      const double t = kind == 2 ? weights[j] : here ? 1 : 0;
+      const double expected = counts ? double(widen(from_double<X>(out - t))) : 0;
+      check(kind == 1 || got == expected || (out != out && got != got), "y - t", got, expected);
+    }
+    check(!finite || std::isfinite(value[row]), "the loss of finite numbers", value[row]);
+  }
+}
+
+template <class X>
+void fuzz_selection(const char* dtype, const char* content, std::size_t n) {
+  const std::vector<X> y = make_rows<X>(content, 1, n, n);
+  const std::size_t capacity = 1 + below(n);
+  std::vector<std::int64_t> indices(capacity);
+  begin_call("%zu slots of %s, %s, n = %zu", capacity, dtype, content, n);
+  select_slots(dtype_of<X>(), 1, n, y.data(), capacity, indices.data());
+  std::vector<bool> kept(n);
+  double least = kInf;
+  const auto size = [&](std::size_t j) {
+    const double value = std::fabs(double(widen(y[j])));
+    return value == value ? value : 0;
+  };
+  for (std::size_t slot = 0; slot < capacity; ++slot) {
+    const std::int64_t at = indices[slot];
+    check(at >= 0 && std::size_t(at) < n && (slot == 0 || at > indices[slot - 1]), "an index", double(at));
+    if (failed) return;
+    kept[std::size_t(at)] = true, least = std::min(least, size(std::size_t(at)));
+  }
+  for (std::size_t j = 0; j < n; ++j) check(kept[j] || size(j) <= least, "a larger entry is left out", size(j), least);
+}
+
 // Where subnormal numbers count as 0, calls must end all the same.
 void flush_subnormals(bool flush) {
 #ifdef SPARSETOPK_X86
@@ -409,6 +476,9 @@ void fuzz_dtype(const char* dtype, std::size_t n) {
         if (left < 1 && uniform() > left) break;
         fuzz_rows<X>(dtype, setting, content, n);
         fuzz_flushed<X>(dtype, setting, content, n);
+        const bool mask = setting.op == Operator::mask || setting.op == Operator::two_sided;
+        if (mask && n > 0) fuzz_loss<X>(dtype, setting, content, n);
+        if (setting.op == Operator::mask && n > 0) fuzz_selection<X>(dtype, content, n);
       }
     }
   if (n == 0) return;
