@@ -6,7 +6,7 @@
 //   at(t)          S(t) and S'(t) for zero < t < top
 //   prime, second  phi'(v) and phi''(v)
 //   inverse(y)     t with S(t) = y, for masks
-//   conjugate(t)   R*(lam t)/lam = t S(t) - R(S(t))/lam, for masks and any t < inf
+//   conjugate(t)   R*(lam t)/lam = t S(t) - R(S(t))/lam, for masks and t < 1
 //   penalty(y)     R(y)/lam, for masks
 //   alone(a, lam)  the t of an entry that is selected whole and shares its threshold with no other
 //   kAbsolute      keys are |x|;  kFloor  the threshold is never below 0;  kMagnitude  phi is x^2/2
@@ -32,10 +32,8 @@ struct Mask : P {
   double inverse(double y) const { return P::exponent == 1 ? y : ::pow(y, 1 / P::exponent); }
   double alone(double, double) const { return 1; }
   double penalty(double y) const { return y * inverse(y) * (P::exponent / (P::exponent + 1)); }
-  // R(S(t))/lam = S(t) t/p up to t = 1.
   double conjugate(double t) const {
-    const double at = t < 1 ? t : 1.0;
-    return t > 0 ? P::response(at) * (t - at * (P::exponent / (P::exponent + 1))) : 0.0;
+    return t > 0 ? P::response(t) * t / (P::exponent + 1) : 0.0;
   }
 };
 
@@ -90,7 +88,7 @@ struct TwoSided {
   }
   double penalty(double y) const { return (power(y) + power(1 - y)) * (exponent / (exponent + 1)); }
   double conjugate(double t) const {
-    const double y = t >= 1 ? 1 : t > -1 ? at(t).value : 0;
+    const double y = t > -1 ? at(t).value : 0;
     return (y > 0 ? t * y : 0) - penalty(y);
   }
 

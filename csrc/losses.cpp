@@ -37,17 +37,23 @@ double value_from_threshold(const LossRow<X, Kind>& row) {
   const double slack = 4 * Limits<T>::epsilon * (::fabs(row.state.pivot) + ::fabs(tau));
   constexpr double limit = Limits<T>::largest;
   const T from = step_down(T(smaller(larger(low - slack, -limit), limit)));
-  double sum = 0, below = 0;
+  double sum = 0, below = 0, whole = 0, over = 0;  // of those selected whole, their number and distance
   for_tiles<false>(row.x, row.n, [&](const T* keys, std::size_t, std::size_t length) {
     std::uint32_t positions[kTile + 16];
     const std::size_t count = positions_between(keys, length, from, T(kInfinity), positions);
-    for (std::size_t j = 0; j < count; ++j) sum += row.kind.conjugate(distance(double(keys[positions[j]])));
+    for (std::size_t j = 0; j < count; ++j) {
+      const double a = double(keys[positions[j]]), t = distance(a);
+      if (t < 1)
+        sum += row.kind.conjugate(t);
+      else
+        whole += 1, over += a - tau;  // and not lam t, where t may overflow
+    }
     if (row.kind.penalty(0) == 0) return;
     std::uint32_t candidates = 0;
     for (std::size_t j = 0; j < length; ++j) candidates += keys[j] >= T(-limit);
     below += double(candidates) - double(count);
   });
-  return row.lam * (sum - below * row.kind.penalty(0)) + row.k * tau;
+  return row.lam * (sum - below * row.kind.penalty(0) - whole * row.kind.penalty(1)) + over + row.k * tau;
 }
 
 // <x, y> - R(y) where y is 0 or 1, or lam = 0, or an infinite entry is selected.
@@ -85,7 +91,7 @@ double compare_with_spread(const LossRow<X, Kind>& row, std::size_t label) {
     if (j != label && x > -kInfinity) others += 1, sum += x;
   }
   const double own = double(widen(row.x[label])) > -kInfinity ? 1 : 0, mass = smaller(row.k, others + own);
-  const double share = others > 0 ? (mass - 1) / others : 0;
+  const double share = others > 0 ? larger(mass - 1, 0.0) / others : 0;  // k may be 1 up to rounding
   for (std::size_t j = 0; j < row.n; ++j)
     if (j != label && double(widen(row.x[j])) > -kInfinity)
       row.y[j] = narrow<X>(Wide<X>(double(widen(row.y[j])) - share));
