@@ -119,7 +119,7 @@ def loss(
     address = 0 if t is None else t.data_ptr()
     count, total = native.threshold_loss(
         *operator,
-        _DTYPES[x.dtype],
+        DTYPES[x.dtype],
         m,
         n,
         n,
@@ -144,5 +144,5 @@ def select(y: Tensor, capacity: int) -> Tensor:
     """The indices (m, capacity) of the entries of y (m, n) with the largest magnitudes, in order."""
     m, n = y.shape
     indices = y.new_empty((m, capacity), dtype=torch.int64)
-    native.select_slots(_DTYPES[y.dtype], m, n, y.data_ptr(), capacity, indices.data_ptr())
+    native.select_slots(DTYPES[y.dtype], m, n, y.data_ptr(), capacity, indices.data_ptr())
     return indices
