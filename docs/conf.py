@@ -1,6 +1,7 @@
 """Sphinx configuration."""
 
 import sparsetopk
+import sparsetopk.jax
 import sparsetopk.torch
 
 project = "sparsetopk"
@@ -25,7 +26,8 @@ html_title = "sparsetopk"
 
 def check_coverage(app, env):
     """Fail the build on a public name that the API pages do not show."""
-    for module, name in ((sparsetopk, "api.md"), (sparsetopk.torch, "torch.md")):
+    pages = {"api.md": sparsetopk, "torch.md": sparsetopk.torch, "jax.md": sparsetopk.jax}
+    for name, module in pages.items():
         page = (app.srcdir / name).read_text()
         full = [f"{module.__name__}.{public}" for public in module.__all__]
         missing = [public for public in full if f"{public}\n" not in page]

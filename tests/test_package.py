@@ -16,7 +16,7 @@ import sparsetopk
 from sparsetopk import _core, cli
 
 ROOT = Path(__file__).parent.parent
-TORCH_ONLY = {
+OF_FRAMEWORKS = {
     *("nn", "moe", "prune", "baselines", "Selection", "Routing"),
     *("expert_choice", "token_choice", "topk_mag_multi"),
 }
@@ -38,17 +38,21 @@ def test_public_names_exist_and_have_docstrings():
         assert getattr(sparsetopk, name).__doc__, name
 
 
-def test_public_names_of_torch_have_the_signature_of_numpy_with_dim():
-    pytest.importorskip("torch")
-    front = importlib.import_module("sparsetopk.torch")
-    for name in set(front.__all__) - TORCH_ONLY:
+@pytest.mark.parametrize(("framework", "axis"), [("torch", "dim"), ("jax", "axis")])
+def test_public_names_have_the_signature_of_numpy(framework, axis):
+    pytest.importorskip(framework)
+    front = importlib.import_module(f"sparsetopk.{framework}")
+    for name in set(front.__all__) - OF_FRAMEWORKS:
         function = getattr(front, name)
         assert function.__doc__, name
         ours = {k: p.default for k, p in inspect.signature(function).parameters.items()}
         numpys = inspect.signature(getattr(sparsetopk, name)).parameters
-        expected = {"dim" if k == "axis" else k: p.default for k, p in numpys.items()}
+        expected = {axis if k == "axis" else k: p.default for k, p in numpys.items()}
         assert ours.get("straight_through", False) is False
-        own = {"straight_through"} | ({"dim", *CROSS_ENTROPY} if name == "topk_loss" else set())
+        assert ours.get("axis_name") is None
+        own = {"straight_through", "axis_name"}
+        if name == "topk_loss":
+            own |= {axis, *CROSS_ENTROPY}
         assert {k: v for k, v in ours.items() if k not in own} == expected
 
 
@@ -87,6 +91,7 @@ def test_docstring_examples(name):
         "docs/maths.md",
         "docs/index.md",
         "docs/torch.md",
+        "docs/jax.md",
         "docs/pruning.md",
         "docs/losses.md",
         "docs/moe.md",
