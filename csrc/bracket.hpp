@@ -223,8 +223,9 @@ template <class T, class Kind>
 bool pools(const Bracket<T>& bracket, double lam, const Kind& kind) {
   const double pooled = lam * (kind.top(double(bracket.hi)) - Kind::zero);
   const bool narrow = double(bracket.hi) - double(bracket.lo) <= 2 * pooled && bracket.hi < T(Limits<T>::largest);
-  // In magnitude a boundary at 0 is a case of its own: find out.
-  return narrow && (!Kind::kMagnitude || bracket.lo > 0);
+  // In magnitude lam is a pure number, and a large one pools what is scales apart: the pivot must be of the size
+  // of the threshold. A boundary at 0 is a case of its own: find out.
+  return narrow && (!Kind::kMagnitude || double(bracket.hi) - double(bracket.lo) <= 16 * double(bracket.lo));
 }
 
 // Of at most kFew keys inside the bracket, the two that it is about: x_[r] is the smallest key that has

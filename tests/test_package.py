@@ -18,7 +18,7 @@ from sparsetopk import _core, cli
 ROOT = Path(__file__).parent.parent
 OF_FRAMEWORKS = {
     *("nn", "moe", "prune", "baselines", "Selection", "Routing"),
-    *("expert_choice", "token_choice", "topk_mag_multi"),
+    *("expert_choice", "token_choice", "topk_mag_multi", "prune_params"),
 }
 CROSS_ENTROPY = ("label_smoothing", "ignore_index", "weight")  # topk_loss has them in torch alone
 

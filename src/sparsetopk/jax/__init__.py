@@ -1,9 +1,11 @@
 """Fast, differentiable and sparse top-k operators on JAX arrays."""
 
 from .losses import topk_loss, topk_value
+from .moe import Routing, expert_choice, token_choice
 from .norms import half_sq_support_norm, owl_norm, support_negentropy
 from .operators import topk, topk_mag, topk_mask, topk_sign
 from .polytope import permutahedron, permutahedron_value, soft_rank, soft_sort
+from .prune import prune_params
 from .selection import Selection, choose_lam, topk_select
 
 __all__ = [
@@ -26,6 +28,11 @@ __all__ = [
     "half_sq_support_norm",
     "owl_norm",
     "support_negentropy",
+    # applications
+    "prune_params",
+    "expert_choice",
+    "token_choice",
     # results
     "Selection",
+    "Routing",
 ]

@@ -91,12 +91,18 @@ def _capacity(capacity: int | None, k: Number, n: int) -> int:
 def _select(y: Array, axis: int, capacity: int) -> Selection:
     rows = Rows("y", y, axis)
     data = rows.data
-    kept = _largest(lax.stop_gradient(data), capacity)
-    indices = _compact(kept, capacity)
+    indices, lost = select_slots(lax.stop_gradient(data), capacity)
     values = jnp.take_along_axis(data, indices, axis=-1)
-    size = jnp.where(kept, 0.0, jnp.abs(data)).astype(compute_dtype(y))
+    size = jnp.where(lost, jnp.abs(data), 0.0).astype(compute_dtype(y))
     dropped = jnp.where(jnp.isnan(data).any(axis=-1), jnp.nan, size.sum(axis=-1))
     return Selection(rows.unflatten(values), rows.unflatten(indices), dropped.astype(y.dtype))
+
+
+def select_slots(y: Array, capacity: int) -> tuple[Array, Array]:
+    """The indices (..., capacity) of the largest entries of rows (..., n), in order, and flags of the
+    entries that have no slot."""
+    kept = _largest(y, capacity)
+    return _compact(kept, capacity), ~kept
 
 
 def _largest(y: Array, capacity: int) -> Array:

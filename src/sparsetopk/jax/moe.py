@@ -1,0 +1,185 @@
+"""Routers of a mixture of experts: which tokens go to which experts, as pure functions.
+
+A router turns logits ``[..., tokens, experts]`` into a ``Routing``: for every expert a fixed number of
+slots with the tokens that it takes and the weights of its outputs. ``lam = 0`` is the usual hard router;
+with ``lam > 0`` tokens near the boundary are shared, and the selection itself has a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ..arguments import check_choice, check_positive_int
+from .arguments import Number, check_float_array, is_hard
+from .operators import topk_mask
+from .selection import select_slots, topk_select
+
+SelectOn = Literal["logits", "gates"]
+
+
+class Routing(NamedTuple):
+    """The tokens that every expert takes: ``[..., experts, slots]`` unless said otherwise."""
+
+    weights: Array  # of the expert's outputs: the selection times the gate, 0 in unused slots
+    tokens: Array  # indices, distinct for each expert
+    selected: Array  # the selection alone, in [0, 1]
+    dropped: Array  # [..., experts]: the part of the selection that found no slot
+    balance: Array  # a scalar: the load-balance loss of ``token_choice``, 1 if all is even
+
+    def statistics(self) -> dict[str, Array]:
+        """For logging: ``load``, how many tokens every expert takes (a mean over all but experts);
+        ``dropped``, the share of the selection that found no slot; ``fractional``, the share of the
+        taken tokens that are taken in part."""
+        selected, lost = lax.stop_gradient((self.selected, self.dropped.sum()))
+        taken, kept = selected > 0, selected.sum()
+        tiny = jnp.finfo(kept.dtype).tiny
+        return {
+            "load": taken.sum(axis=-1).reshape(-1, taken.shape[-2]).astype(kept.dtype).mean(axis=0),
+            "dropped": lost / jnp.maximum(kept + lost, tiny),
+            "fractional": (taken & (selected < 1)).sum() / jnp.maximum(taken.sum(), 1),
+        }
+
+
+def expert_choice(
+    logits: Array,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    select_on: SelectOn = "logits",
+    mask: Array | None = None,
+    capacity: int | None = None,
+    normalize: bool = False,
+) -> Routing:
+    r"""Every expert takes k tokens (Zhou et al., 2022; the router of the paper's experiments).
+
+    .. math:: w_{e} = y(s_e) \cdot g_e, \qquad
+              y(s_e) = \mathrm{topk\_mask}(s_e, k, \lambda) \text{ over the tokens}, \qquad
+              g = \mathrm{softmax}(\text{logits}) \text{ over the experts}
+
+    The scores s are the logits or, with ``select_on="gates"``, the gates g, as V-MoE and the paper have
+    it. Gates are of size 1/experts, and so must be lam then: at the same lam far more tokens are
+    shared.
+
+    ``mask`` is True where there is a token; the others are never taken. ``capacity`` is the number of
+    slots of each expert, as in ``topk_select``; by default ceil(k) if lam is 0. ``normalize=True``
+    divides by the sum over the experts of a token, which are 0 to all of them.
+
+    >>> expert_choice(jnp.eye(4, 2), k=1, lam=0.0).tokens
+    Array([[0],
+           [1]], dtype=int32)
+    """
+    logits = _check(logits, select_on, mask)
+    logits, gates = _gates(logits, mask)
+    scores = gates if select_on == "gates" else logits
+    if mask is not None:
+        scores = jnp.where(mask[..., None], scores, -jnp.inf)
+    n = logits.shape[-2]
+    if capacity is None and is_hard(lam) and not isinstance(k, (Array, np.ndarray)):
+        capacity = min(n, max(1, math.ceil(k)))
+    selected, tokens, dropped = topk_select(
+        scores.mT, k, lam, p=p, two_sided=two_sided, capacity=capacity
+    )
+    weights = selected * jnp.take_along_axis(gates.mT, tokens, axis=-1)
+    if normalize:
+        weights = _normalized(weights, tokens, n)
+    return Routing(weights, tokens, selected, dropped, jnp.zeros((), logits.dtype))
+
+
+def token_choice(
+    logits: Array,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    select_on: SelectOn = "logits",
+    mask: Array | None = None,
+    capacity: int | None = None,
+    normalize: bool = False,
+) -> Routing:
+    r"""Every token takes k experts, and every expert as many of these tokens as it has slots.
+
+    .. math:: w_{t} = y(s_t) \cdot g_t, \qquad
+              y(s_t) = \mathrm{topk\_mask}(s_t, k, \lambda) \text{ over the experts}
+
+    An expert that more tokens take than it has slots (``capacity``, by default as many as there are
+    tokens) drops those with the smallest weights. ``normalize=True`` makes the weights of a token sum to
+    1 over the experts that did not drop it. The other arguments are those of ``expert_choice``.
+
+    ``balance`` is the load-balance loss of Fedus et al. (2022), :math:`E \sum_e f_e P_e` with the share
+    :math:`f_e` of the selection that an expert has and its mean gate :math:`P_e`: at least 1 where gates
+    and selection agree, and 1 if all experts have the same.
+
+    >>> token_choice(jnp.eye(4, 2), k=1, lam=0.0, capacity=3).tokens
+    Array([[0, 2, 3],
+           [0, 1, 2]], dtype=int32)
+    """
+    logits = _check(logits, select_on, mask)
+    logits, gates = _gates(logits, mask)
+    y = topk_mask(gates if select_on == "gates" else logits, k, lam, p=p, two_sided=two_sided)
+    if mask is not None:
+        y = jnp.where(mask[..., None], y, 0.0)
+    n = logits.shape[-2]
+    capacity = n if capacity is None else check_positive_int("capacity", capacity, at_most=n)
+    balance = _balance(y, gates, mask)
+    y = y.mT
+    dense = y * gates.mT
+    tokens, lost = select_slots(lax.stop_gradient(dense), capacity)
+    weights, selected = (jnp.take_along_axis(v, tokens, axis=-1) for v in (dense, y))
+    dropped = jnp.where(lost, lax.stop_gradient(y), 0.0).sum(axis=-1)
+    if normalize:
+        weights = _normalized(weights, tokens, n)
+    return Routing(weights, tokens, selected, dropped, balance)
+
+
+def _check(logits: object, select_on: SelectOn, mask: object) -> Array:
+    logits = check_float_array("logits", logits)
+    check_choice("select_on", select_on, ("logits", "gates"))
+    if logits.ndim < 2:
+        raise ValueError(f"logits must have shape [..., tokens, experts], got {logits.shape}")
+    if mask is None:
+        return logits
+    if not isinstance(mask, (Array, np.ndarray)) or mask.dtype != jnp.bool_:
+        raise TypeError(
+            "mask must be an array of booleans, True where there is a token, got "
+            f"{getattr(mask, 'dtype', repr(mask))}"
+        )
+    if mask.shape != logits.shape[:-1]:
+        raise ValueError(f"mask must have shape {logits.shape[:-1]}, got {mask.shape}")
+    return logits
+
+
+def _gates(logits: Array, mask: Array | None) -> tuple[Array, Array]:
+    """Logits without what padding may hold, and their softmax, in float32 or float64."""
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    if mask is not None:
+        logits = jnp.where(mask[..., None], logits, 0.0)
+    return logits, jax.nn.softmax(logits, axis=-1)
+
+
+def _normalized(weights: Array, tokens: Array, n: int) -> Array:
+    """Weights that sum to 1 over the experts of every token that has any."""
+
+    def divide(weights: Array, tokens: Array) -> Array:
+        total = jnp.zeros(n, weights.dtype).at[tokens].add(weights)
+        return weights / jnp.where(total > 0, total, 1.0)[tokens]
+
+    return jnp.vectorize(divide, signature="(e,s),(e,s)->(e,s)")(weights, tokens)
+
+
+def _balance(y: Array, gates: Array, mask: Array | None) -> Array:
+    """E sum_e f_e P_e over all tokens there are."""
+    if mask is not None:
+        gates = jnp.where(mask[..., None], gates, 0.0)
+    f, mean = (v.reshape(-1, v.shape[-1]).sum(axis=0) for v in (y, gates))
+    tiny = jnp.finfo(f.dtype).tiny
+    f, mean = (v / jnp.maximum(v.sum(), tiny) for v in (f, mean))
+    return y.shape[-1] * (f * mean).sum()
