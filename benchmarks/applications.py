@@ -63,9 +63,12 @@ class PlainRouter(torch.nn.Module):
 
 
 def mixtures(seconds: float) -> list[dict[str, Any]]:
-    """A MoE layer with the relaxed router over the same with a hard one, forward + backward.
+    """What the relaxed router adds to the step of a MoE layer with the hard one, forward + backward.
 
     The paper's: 32 experts that take 28 of 400 tokens each, of the width of a ViT-S, and a narrow one.
+    Layers with either router do the same products, which vary more from run to run than routers cost. So
+    routers are timed alone, and their difference is put over the step of the layer. Whole steps are
+    shown with the same hard layer twice: the ratio of the two says what a ratio of steps is worth.
     """
     results = []
     print("\nMoE layer, 28 of 400 tokens to each of 32 experts, forward + backward")
@@ -73,6 +76,7 @@ def mixtures(seconds: float) -> list[dict[str, Any]]:
         x, experts = torch.randn(2, 400, dim), ExpertMLP(32, dim, hidden)
         routers: dict[str, torch.nn.Module] = {
             "hard, 36 slots": ExpertChoice(28, 0.0, capacity=36),
+            "hard, 36 slots, again": ExpertChoice(28, 0.0, capacity=36),
             "relaxed, 36 slots": ExpertChoice(28, 0.1, capacity=36),
             "torch.topk, 36 slots": PlainRouter(28, 36),
             "hard, 28 slots": ExpertChoice(28, 0.0),
@@ -83,19 +87,31 @@ def mixtures(seconds: float) -> list[dict[str, Any]]:
         for layer in layers.values():
             layer.gate = gate
         torch.nn.init.normal_(gate.weight, std=dim**-0.5)  # logits of size 1
+        logits = gate(x).detach().requires_grad_()
+        alone = best({name: _route(router, logits) for name, router in routers.items()}, seconds)
         times = best({name: _train(layer, x) for name, layer in layers.items()}, seconds)
         lost = {
             name: layer.routing.statistics()["dropped"].item() for name, layer in layers.items()
         }
-        print(f"  dim {dim}, hidden {hidden}: hard, 36 slots {times['hard, 36 slots']:.1f} ms")
-        for name, ms in list(times.items())[1:]:
+        step, hard = min(list(times.values())[:2]), alone["hard, 36 slots"]
+        print(f"  dim {dim}, hidden {hidden}: hard, 36 slots {step:.1f} ms")
+        print(f"    {'':24s} router    adds to   step over   selection")
+        print(f"    {'':24s} alone ms  the step  hard        dropped")
+        for name, ms in times.items():
             print(
-                f"    {name:24s} {ms / times['hard, 36 slots']:6.3f}"
-                f"   of the selection dropped: {100 * lost[name]:.2f} %",
+                f"    {name:24s} {alone[name]:7.2f} {100 * (alone[name] - hard) / step:8.2f} %"
+                f" {ms / times['hard, 36 slots']:9.3f} {100 * lost[name]:10.2f} %",
                 flush=True,
             )
-        results.append({"dim": dim, "hidden": hidden, "ms": times, "dropped": lost})
+        results.append(
+            {"dim": dim, "hidden": hidden, "ms": times, "router ms": alone, "dropped": lost}
+        )
     return results
+
+
+def _route(router: torch.nn.Module, logits: torch.Tensor) -> Callable[[], object]:
+    g = torch.randn_like(router(logits).weights)
+    return lambda: torch.autograd.grad(router(logits).weights, logits, g)
 
 
 def _train(layer: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
