@@ -73,9 +73,9 @@ def test_gradients_reach_the_block_and_nothing_below():
 def test_a_pruned_model_learns():
     x, truth = normal(256, 20), jnp.where(jnp.arange(20) < 2, 2.0, 0.0)[:, None]
     y = x @ truth
-    params = {"w": 0.1 * normal(20, 1, seed=3)}
+    params = {"w": 0.2 * truth + 0.02 * normal(20, 1, seed=3)}
     loss = lambda q, lam: ((x @ st.prune_params(q, keep=0.1, lam=lam)["w"] - y) ** 2).mean()  # noqa: E731
-    step = jax.jit(lambda q: jax.tree.map(lambda a, g: a - 0.05 * g, q, jax.grad(loss)(q, 1.0)))
+    step = jax.jit(lambda q: jax.tree.map(lambda a, g: a - 0.05 * g, q, jax.grad(loss)(q, 0.5)))
     before = loss(params, 0.0)
     for _ in range(200):
         params = step(params)

@@ -27,7 +27,8 @@ _INTEGERS = {16: jnp.int16, 32: jnp.int32, 64: jnp.int64}
 
 def _key(x: Array) -> Array:
     """Integers in the order of the floats."""
-    bits = lax.bitcast_convert_type(x + 0.0, _INTEGERS[jnp.finfo(x.dtype).bits])  # -0 becomes 0
+    x = jnp.where(x == 0, 0.0, x).astype(x.dtype)  # -0 is 0
+    bits = lax.bitcast_convert_type(x, _INTEGERS[jnp.finfo(x.dtype).bits])
     return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
 
 

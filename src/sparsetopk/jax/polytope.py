@@ -101,7 +101,7 @@ class _Relaxed(NamedTuple):
         hard = self.setting.phi.prime(self.a) * self.w
         y = jnp.where(self.soft, respond(*self._at).y, hard)
         y = y if self.sign is None else self.sign * y
-        return jnp.where(self.invalid, self.nan, y + 0.0)  # 0 and not -0
+        return jnp.where(self.invalid, self.nan, jnp.where(y == 0, 0.0, y))  # not -0
 
     def value(self) -> Array:
         """f_{phi,R}(x, w), (..., 1)."""
@@ -211,8 +211,8 @@ def permutahedron(
     gives the linear maximisation oracle, times phi'(x). w comes in any order, as a vector of length n
     or as anything that broadcasts to the shape of x; it must be nonnegative unless phi is the identity.
 
-    >>> permutahedron(jnp.array([3.0, 1.0, 0.9]), jnp.array([2.0, 1.0, 0.0]), lam=0.5).round(4)
-    Array([2. , 0.6, 0.4], dtype=float32)
+    >>> permutahedron(jnp.array([3.0, 1.0, 0.875]), jnp.array([2.0, 1.0, 0.0]), lam=0.5).round(4)
+    Array([2.   , 0.625, 0.375], dtype=float32)
     """
     rows = Rows.of("x", x, axis)
     setting = setting_of(rows.x, p, phi, solver, solver_options)

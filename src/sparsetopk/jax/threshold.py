@@ -172,7 +172,8 @@ class Block(NamedTuple):
         y = self.signed(self.shared(self.k.whole + self.k.frac, y))
         if self.hard is not None:
             y = jnp.where(self.hard, self._hard(), y)
-        return jnp.where(self.invalid, jnp.nan, y + 0.0)  # 0 and not -0
+        y = jnp.where(y == 0, 0.0, y)  # and not -0
+        return jnp.where(self.invalid, jnp.nan, y)
 
     def hard_mask(self) -> Array:
         """1 above the pivot; what is left goes to the entries equal to it, the lowest index first."""

@@ -76,7 +76,7 @@ def _of_rows(x: Array, k: Count, lam: Array, kind: Kind, setting: Setting) -> tu
     y = y if sign is None else sign * y
     # Invalid rows have invalid derivatives too.
     nan = (x + frac + given_lam) * jnp.where(valid, 0.0, jnp.nan).astype(x.dtype)
-    return jnp.where(valid, y + 0.0, nan), residual  # 0 and not -0
+    return jnp.where(valid, jnp.where(y == 0, 0.0, y), nan), residual  # not -0
 
 
 def _candidates(a: Array, k: Count) -> tuple[Array, Count]:
