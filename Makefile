@@ -60,7 +60,12 @@ $(VENV)/build: constraints.txt | $(VENV)/python
 	$(PIP) build cmake ninja
 	touch $@
 
-# An editable install with one extra; the file of the same name records that it is up to date.
-$(VENV)/dev $(VENV)/docs $(VENV)/experiments: $(VENV)/%: $(SOURCES) | $(VENV)/python
-	$(PIP) --editable '.[$*]'
+# An editable install, which compiles the core; then extras add what they need beside it. The file of the same name
+# records that it is up to date.
+$(VENV)/core: $(SOURCES) | $(VENV)/python
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/dev $(VENV)/docs $(VENV)/experiments: $(VENV)/%: $(VENV)/core
+	$(PIP) 'sparsetopk[$*]'
 	touch $@
