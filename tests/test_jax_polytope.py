@@ -1,5 +1,9 @@
 """Permutahedron, sorting, ranking and norms on JAX arrays: NumPy's values, and every transform."""
 
+import os
+import subprocess
+import sys
+import textwrap
 from functools import partial
 
 import numpy as np
@@ -215,20 +219,25 @@ def test_values_and_cotangents_are_those_of_numpy(phi, p):
     close(slope[1:], exact[1:], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["soft_sort", "soft_rank"])
-@pytest.mark.parametrize("p", [2.0, 4 / 3])
-def test_sorting(name, p):
+@pytest.mark.parametrize(
+    ("name", "p", "descending"),
+    [
+        ("soft_sort", 2.0, False),
+        ("soft_sort", 4 / 3, True),
+        ("soft_rank", 2.0, True),
+        ("soft_rank", 4 / 3, False),
+    ],
+)
+def test_sorting(name, p, descending):
     x, _ = arrays(shape=(5, 3, 7))
     lam = jnp.asarray(LAMS).reshape(5, 1, 1)
     g = np.random.default_rng(1).normal(size=x.shape)
-    for descending in (True, False):
-        options = {"p": p, "descending": descending}
-        f = partial(getattr(st, name), **options)
-        y, cotangents = with_cotangents(f, g, x, lam)
-        at = np.asarray(x), np.asarray(lam)
-        close(y, getattr(sparsetopk, name)(*at, **options))
-        expected = getattr(sparsetopk, f"{name}_vjp")(*at, dy=g, **options)
-        close(cotangents, tuple(expected), rtol=1e-7, atol=1e-9)
+    options = {"p": p, "descending": descending}
+    y, cotangents = with_cotangents(partial(getattr(st, name), **options), g, x, lam)
+    at = np.asarray(x), np.asarray(lam)
+    close(y, getattr(sparsetopk, name)(*at, **options))
+    expected = getattr(sparsetopk, f"{name}_vjp")(*at, dy=g, **options)
+    close(cotangents, tuple(expected), rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -267,14 +276,13 @@ def test_without_x64():
         assert st.soft_rank(jnp.asarray(x), 0.5, p=1.5).dtype == jnp.float32
 
 
-@pytest.mark.parametrize("axis", [0, 1, -2])
+@pytest.mark.parametrize("axis", [0, -2])
 def test_every_axis(axis):
     x, _ = arrays(shape=(3, 4, 5))
     w = jnp.linspace(2.0, -1.0, x.shape[axis])
-    for name, operator in OPERATORS.items():
+    for operator in OPERATORS.values():
         expected = operator(sparsetopk, np.asarray(x), np.asarray(w), 0.5, axis=axis)
         close(operator(st, x, w, 0.5, axis=axis), expected, rtol=1e-9, atol=1e-9)
-        assert name
 
 
 def test_weights_that_broadcast():
@@ -433,6 +441,28 @@ def test_empty(shape):
     assert st.half_sq_support_norm(x, 0).shape == shape[:-1]
 
 
+def test_rows_that_are_sharded_stay_where_they_are():
+    """In XLA operations, of which one could gather; what is asked of all devices is only who is done."""
+    script = """
+        import numpy as np, jax, jax.numpy as jnp
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+        from sparsetopk.jax import ffi, permutahedron
+        ffi.available = lambda: False
+        place = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), PartitionSpec("rows"))
+        x = jax.ShapeDtypeStruct((4, 2, 40), jnp.float32, sharding=place)
+        for solver in ("pav", "dykstra"):
+            f = lambda x, w: (permutahedron(x, w, solver=solver) ** 2).sum()
+            program = jax.jit(jax.grad(f)).lower(x, x).compile().as_text()
+            assert "all-reduce(" in program
+            for gathers in ("all-gather(", "all-to-all(", "collective-permute("):
+                assert gathers not in program, (solver, gathers)
+    """
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], check=True, env=os.environ | flags
+    )
+
+
 def test_memory_of_a_gradient(way):
     """A few dozen arrays as long as the row, whatever its length."""
     n = 1_000_000
@@ -533,7 +563,7 @@ def test_top_k_by_these_solvers(name):
     g = jnp.ones_like(x) * jnp.arange(5.0)
     at = tuple(map(np.asarray, (x, k, lam)))
     expected = getattr(sparsetopk, name)(*at), tuple(getattr(sparsetopk, f"{name}_vjp")(*at, dy=g))
-    for solver in ("pav", "dykstra"):
+    for solver in ("pav", "dykstra") if name == "topk_mag" else ("pav",):
         found = with_cotangents(partial(getattr(st, name), solver=solver), g, x, k, lam)
         close(found, expected, rtol=1e-6, atol=1e-6)
 
@@ -557,7 +587,7 @@ def test_top_k_with_hard_rows_and_infinities():
 # norms
 
 
-@pytest.mark.parametrize("k", [0, 0.4, 1, 2.5, 7])
+@pytest.mark.parametrize("k", [0, 0.4, 2.5, 7])
 def test_norms_are_those_of_numpy(k):
     rng = np.random.default_rng(0)
     y = np.stack([rng.normal(size=(5, 7)), np.round(rng.normal(size=(5, 7))), np.zeros((5, 7))])
@@ -568,6 +598,7 @@ def test_norms_are_those_of_numpy(k):
     close(st.owl_norm(jnp.asarray(y), jnp.asarray(w)), sparsetopk.owl_norm(y, w))
 
 
+@pytest.mark.slow
 def test_check_grads_of_norms():
     y, _ = arrays()
     k, w = jnp.asarray(2.3), jnp.linspace(2.0, 0.1, 7)

@@ -10,7 +10,6 @@ sums over blocks: so derivatives of every order follow, in forward and in revers
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from jax.custom_derivatives import SymbolicZero
 from .._types import PhiName
 from ..solution import StoppingRule
 from . import dykstra, pav
+from .pav import by_rows
 from .scalars import PHIS, Phi, PNorm, smallest
 
 
@@ -71,10 +71,7 @@ def block_sum(values: Array, block: Array) -> Array:
     def of_row(values: Array, block: Array) -> Array:
         return jax.ops.segment_sum(values, block, num_segments=values.shape[-1])[block]
 
-    over_rows: Callable[..., Array] = of_row
-    for _ in range(values.ndim - 1):
-        over_rows = jax.vmap(over_rows)
-    return over_rows(values, block)
+    return by_rows(of_row, values, block)
 
 
 class Response(NamedTuple):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -73,9 +74,20 @@ def sort(x: Array) -> tuple[Array, Array]:
 
 def unsort(order: Array, *values: Array) -> tuple[Array, ...]:
     """Sorted rows in the order that they came in."""
-    index = lax.broadcasted_iota(jnp.int32, order.shape, order.ndim - 1)
-    rank = jnp.put_along_axis(jnp.zeros_like(order), order, index, axis=-1, inplace=False)
+
+    def ranks(order: Array) -> Array:
+        index = jnp.arange(order.size, dtype=order.dtype)
+        return jnp.zeros_like(order).at[order].set(index, unique_indices=True)
+
+    rank = by_rows(ranks, order)
     return tuple(jnp.take_along_axis(v, rank, axis=-1) for v in values)
+
+
+def by_rows(f: Callable[..., Array], *arrays: Array) -> Array:
+    """f of rows (n,), for each row of (..., n): where these are sharded, XLA sees that they stay."""
+    for _ in range(arrays[0].ndim - 1):
+        f = jax.vmap(f)
+    return f(*arrays)
 
 
 def block_ids(start: Array) -> Array:
