@@ -66,7 +66,8 @@ def solve(x: Array, w: Array, lam: Array, setting: Setting) -> Solved:
 
 
 def block_sum(values: Array, block: Array) -> Array:
-    """For every entry the sum of ``values`` over its block."""
+    """For every entry the sum of ``values`` over its block, one term after the other: in float32 a
+    block of a million terms of one sign costs four digits."""
 
     def of_row(values: Array, block: Array) -> Array:
         return jax.ops.segment_sum(values, block, num_segments=values.shape[-1])[block]
