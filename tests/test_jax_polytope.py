@@ -331,6 +331,16 @@ def test_flat_blocks_give_no_nan():
     close(cotangents, ([0.0, 0.0], [0.5, 0.5]))
 
 
+def test_an_output_of_zero_moves_and_has_no_sign():
+    x, w = jnp.asarray([-1.0, -1.0]), jnp.asarray([1.0, -1.0])
+    f = lambda x, w: st.permutahedron(x, w, 1.0)  # noqa: E731
+    y, cotangents = with_cotangents(f, [1.0, 0.0], x, w)
+    close(cotangents, ([0.5, -0.5], [0.5, 0.5]))
+    assert not np.signbit(y).any()
+    hard = jax.jit(lambda x: st.permutahedron(x, jnp.zeros(2), 0.0, phi="half_square"))(x)
+    assert not np.signbit(hard).any()
+
+
 # transforms
 
 

@@ -34,7 +34,7 @@ from .arguments import (
     compute_dtype,
     is_readable,
 )
-from .isotonic import Setting, Solved, respond
+from .isotonic import Setting, Solved, respond, unsigned_zero
 
 
 def setting_of(
@@ -101,7 +101,7 @@ class _Relaxed(NamedTuple):
         hard = self.setting.phi.prime(self.a) * self.w
         y = jnp.where(self.soft, respond(*self._at).y, hard)
         y = y if self.sign is None else self.sign * y
-        return jnp.where(self.invalid, self.nan, jnp.where(y == 0, 0.0, y))  # not -0
+        return jnp.where(self.invalid, self.nan, unsigned_zero(y))
 
     def value(self) -> Array:
         """f_{phi,R}(x, w), (..., 1)."""

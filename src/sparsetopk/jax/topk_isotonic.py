@@ -11,7 +11,7 @@ from jax import Array, lax
 from .._types import IsotonicSolver, SolverOptions
 from . import isotonic
 from .arguments import Count, Number, Rows, exact
-from .isotonic import Setting, block_sum, respond
+from .isotonic import Setting, block_sum, respond, unsigned_zero
 from .kinds import MAGNITUDE, Kind
 from .polytope import checked, setting_of
 
@@ -76,7 +76,7 @@ def _of_rows(x: Array, k: Count, lam: Array, kind: Kind, setting: Setting) -> tu
     y = y if sign is None else sign * y
     # Invalid rows have invalid derivatives too.
     nan = (x + frac + given_lam) * jnp.where(valid, 0.0, jnp.nan).astype(x.dtype)
-    return jnp.where(valid, jnp.where(y == 0, 0.0, y), nan), residual  # not -0
+    return jnp.where(valid, unsigned_zero(y), nan), residual
 
 
 def _candidates(a: Array, k: Count) -> tuple[Array, Count]:
