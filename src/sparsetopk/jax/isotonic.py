@@ -65,17 +65,6 @@ def solve(x: Array, w: Array, lam: Array, setting: Setting) -> Solved:
     return Solved(*found, jnp.zeros_like(lam))
 
 
-@jax.custom_jvp
-def unsigned_zero(y: Array) -> Array:
-    """y with 0 for -0; an entry that is 0 moves like any other (``y + 0.0`` XLA would leave out)."""
-    return jnp.where(y == 0, 0.0, y)
-
-
-@unsigned_zero.defjvp
-def _unsigned_zero_jvp(at: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    return unsigned_zero(at[0]), tangents[0]
-
-
 def block_sum(values: Array, block: Array) -> Array:
     """For every entry the sum of ``values`` over its block, one term after the other: in float32 a
     block of a million terms of one sign costs four digits."""

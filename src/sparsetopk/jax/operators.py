@@ -37,6 +37,7 @@ from .arguments import (
     row_length,
 )
 from .kinds import MAGNITUDE, MASK, SIGN, TWO_SIDED, Kind
+from .scalars import unsigned_zero
 from .threshold import Setting, solve
 
 
@@ -90,7 +91,7 @@ def _straight_through(hard: Array, relaxed: Array) -> Array:
 
 def _times(x: Array, mask: Array) -> Array:
     """x * mask, with 0 for padding; the mask has no slope beside an infinite x."""
-    product = jnp.where(mask == 0, 0.0, jnp.where(jnp.isfinite(x), x, 0.0) * mask)  # not -0
+    product = unsigned_zero(jnp.where(jnp.isfinite(x), x, 0.0) * mask)
     infinite = jnp.where(x == jnp.inf, x, 0.0) * lax.stop_gradient(mask)
     return jnp.where((x == jnp.inf) & (mask > 0), infinite, product)
 

@@ -34,7 +34,8 @@ from .arguments import (
     compute_dtype,
     is_readable,
 )
-from .isotonic import Setting, Solved, respond, unsigned_zero
+from .isotonic import Setting, Solved, respond
+from .scalars import unsigned_zero
 
 
 def setting_of(

@@ -30,6 +30,17 @@ def smallest(dtype: Any) -> float:
     return 1e-140 if dtype == jnp.float64 else 1e-18
 
 
+@jax.custom_jvp
+def unsigned_zero(y: Array) -> Array:
+    """y with 0 for -0; an entry that is 0 moves like any other (``y + 0.0`` XLA would leave out)."""
+    return jnp.where(y == 0, 0.0, y)
+
+
+@unsigned_zero.defjvp
+def _unsigned_zero_jvp(at: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return unsigned_zero(at[0]), tangents[0]
+
+
 def _newton(step: Callable[[Array], Array], start: Array) -> Array:
     return jax.lax.fori_loop(0, _NEWTON, lambda _, c: step(c), start)
 

@@ -23,7 +23,7 @@ from . import ffi, plain
 from .arguments import AxisName, Count
 from .kinds import EXP, MAGNITUDE, MASK, SIGN, TWO_SIDED, Kind
 from .plain import row_sum, row_sums, tangent_sum
-from .scalars import lone_response, smallest
+from .scalars import lone_response, smallest, unsigned_zero
 
 
 class Solved(NamedTuple):
@@ -172,8 +172,7 @@ class Block(NamedTuple):
         y = self.signed(self.shared(self.k.whole + self.k.frac, y))
         if self.hard is not None:
             y = jnp.where(self.hard, self._hard(), y)
-        y = jnp.where(y == 0, 0.0, y)  # and not -0
-        return jnp.where(self.invalid, jnp.nan, y)
+        return jnp.where(self.invalid, jnp.nan, unsigned_zero(y))
 
     def hard_mask(self) -> Array:
         """1 above the pivot; what is left goes to the entries equal to it, the lowest index first."""

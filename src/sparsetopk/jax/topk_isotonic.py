@@ -11,9 +11,10 @@ from jax import Array, lax
 from .._types import IsotonicSolver, SolverOptions
 from . import isotonic
 from .arguments import Count, Number, Rows, exact
-from .isotonic import Setting, block_sum, respond, unsigned_zero
+from .isotonic import Setting, block_sum, respond
 from .kinds import MAGNITUDE, Kind
 from .polytope import checked, setting_of
+from .scalars import unsigned_zero
 
 
 def evaluate(
