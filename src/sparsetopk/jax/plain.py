@@ -371,7 +371,8 @@ def increasing_root(
         residual = jnp.where(better, jnp.abs(value), at.residual)
 
         rounding = eps * jnp.maximum(jnp.abs(at.x), unit)
-        middle = lo + (hi - lo) / 2
+        # In units of lam: what is far apart is halved as floats are counted, which takes 64 steps.
+        middle = jnp.where(hi - lo > 64.0, _between(lo, hi)[0], lo + (hi - lo) / 2)
         done = at.done | met | (hi - lo <= 4 * rounding) | (middle <= lo) | (middle >= hi)
         small = jnp.abs(newton) <= rounding
         target = jnp.where(small, at.x - 2 * rounding * jnp.sign(value), target)
@@ -389,4 +390,4 @@ def increasing_root(
 
 
 # Bisection alone would need fewer.
-_LIMIT = 300
+_LIMIT = 500

@@ -176,7 +176,7 @@ class Block(NamedTuple):
 
     def hard_mask(self) -> Array:
         """1 above the pivot; what is left goes to the entries equal to it, the lowest index first."""
-        tied = self.a == self.pivot
+        tied = (self.a == self.pivot) & (self.a > -jnp.inf)  # padding is never selected
         before = _count_before(tied, self.setting.axis_name)
         left = self.k.whole - row_sums(self.a > self.pivot, axis_name=self.setting.axis_name)[0]
         share = jnp.clip((left - before).astype(self.k.frac.dtype) + self.k.frac, 0.0, 1.0)
