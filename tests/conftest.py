@@ -9,7 +9,9 @@ try:
     import jax
 except ImportError:
     pass
-else:  # most of the time of a test on JAX is compiling
+else:
+    jax.config.update("jax_enable_x64", True)
+    # most of the time of a test on JAX is compiling
     jax.config.update("jax_disable_most_optimizations", True)
 
 # Tests that ask for a number of examples of their own multiply it by THOROUGHNESS.

@@ -129,7 +129,6 @@ class JaxFrontend:
 
     def __init__(self) -> None:
         self.jax = pytest.importorskip("jax")
-        self.jax.config.update("jax_enable_x64", True)
         self.module = pytest.importorskip("sparsetopk.jax")
 
     def __getattr__(self, name: str) -> Any:

@@ -33,13 +33,6 @@ DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
 PHI_NAMES = ("identity", "half_square", "abs", "exp")
 
 
-@pytest.fixture
-def x64():
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
-
-
 def normal(*shape, dtype=np.float32):
     return jnp.asarray(np.random.default_rng(0).normal(size=shape), dtype)
 
@@ -58,7 +51,6 @@ def threshold(x, k=5.5, lam=0.3, operator=(MASK, 1.0, False), dtype=jnp.float32)
 
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.usefixtures("x64")
 def test_threshold_is_that_of_numpy(operator, dtype):
     x = normal(4, 3, 50, dtype=dtype)
     k, lam = np.linspace(0, 50, 12).reshape(4, 3, 1), np.linspace(0, 1, 3).reshape(3, 1)
@@ -80,9 +72,9 @@ def test_threshold_is_that_of_numpy(operator, dtype):
 
 def test_counts_beyond_float32_are_exact():
     n = 2**24 + 5
-    x = jnp.zeros((1, n)).at[0, :4].set(-9.0)
+    x = jnp.zeros((1, n), jnp.float32).at[0, :4].set(-9.0)
     whole = jnp.full((1, 1), n - 4, jnp.int32)
-    zero = jnp.zeros((1, 1))
+    zero = jnp.zeros((1, 1), jnp.float32)
     y, pivot, _ = ffi.threshold(x, whole, zero, zero + 0.1, op=MASK, exponent=1.0, debias=False)
     assert np.asarray(y, np.float64).sum() == n - 4
     assert (y[0, :4] == 0).all()
@@ -96,7 +88,7 @@ def test_any_number_of_leading_axes(shape):
     assert y.shape == shape
     assert pivot.shape == delta.shape == (*shape[:-1], 1)
     np.testing.assert_allclose(y.sum(-1), np.full(shape[:-1], min(2, shape[-1])), rtol=1e-6)
-    lam = jnp.ones((*shape[:-1], 1))
+    lam = jnp.ones((*shape[:-1], 1), jnp.float32)
     d, block, paired = jax.jit(lambda x: ffi.pav(x, x, lam, phi=0, exponent=1.0))(x)
     assert d.shape == block.shape == paired.shape == shape
 
@@ -123,7 +115,6 @@ def solved_by_numpy(x, w, lam, phi, exponent):
 @pytest.mark.parametrize("phi", range(4))
 @pytest.mark.parametrize("exponent", [1.0, 3.0, 0.5])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-@pytest.mark.usefixtures("x64")
 def test_pav_is_that_of_numpy(phi, exponent, dtype):
     x, w = abs(normal(9, 40, dtype=dtype)), abs(normal(2, 9, 40, dtype=dtype))[1]
     lam = jnp.geomspace(0.1, 10, 9, dtype=dtype)[:, None]
@@ -139,7 +130,7 @@ def test_pav_is_that_of_numpy(phi, exponent, dtype):
 
 def test_rows_do_not_depend_on_which_thread_solves_them():
     x = normal(1000, 400)
-    lam = jnp.ones((1000, 1))
+    lam = jnp.ones((1000, 1), jnp.float32)
     together = (threshold(x), ffi.pav(x, x[::-1], lam, phi=0, exponent=1.0))
     for i in (0, 499, 999):
         alone = (threshold(x[i]), ffi.pav(x[i], x[999 - i], lam[i], phi=0, exponent=1.0))
@@ -153,7 +144,7 @@ def test_rows_do_not_depend_on_which_thread_solves_them():
     [("x", np.nan), ("x", -np.inf), ("w", np.inf), ("w", -1.0), ("lam", 0.0), ("lam", np.inf)],
 )
 def test_pav_of_a_row_without_an_answer_is_nan(name, value):
-    arrays = {"x": normal(2, 6), "w": abs(normal(2, 6)), "lam": jnp.ones((2, 1))}
+    arrays = {"x": normal(2, 6), "w": abs(normal(2, 6)), "lam": jnp.ones((2, 1), jnp.float32)}
     arrays[name] = arrays[name].at[1, 0].set(value)
     d, block, paired = ffi.pav(**arrays, phi=1, exponent=1.0)
     assert np.isfinite(d[0]).all()
@@ -174,7 +165,12 @@ def test_pav_of_a_row_without_an_answer_is_nan(name, value):
 )
 def test_threshold_says_what_is_wrong(name, array, message):
     arrays = {"x": normal(2, 5), "whole": jnp.ones((2, 1), jnp.int32)}
-    arrays |= {"frac": jnp.zeros((2, 1)), "lam": jnp.ones((2, 1)), "op": 0, name: array}
+    arrays |= {
+        "frac": jnp.zeros((2, 1), jnp.float32),
+        "lam": jnp.ones((2, 1), jnp.float32),
+        "op": 0,
+        name: array,
+    }
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         ffi.threshold(**arrays, exponent=1.0, debias=False)
 
@@ -189,7 +185,13 @@ def test_threshold_says_what_is_wrong(name, array, message):
     ],
 )
 def test_pav_says_what_is_wrong(name, array, message):
-    arrays = {"x": normal(2, 5), "w": normal(2, 5), "lam": jnp.ones((2, 1)), "phi": 0, name: array}
+    arrays = {
+        "x": normal(2, 5),
+        "w": normal(2, 5),
+        "lam": jnp.ones((2, 1), jnp.float32),
+        "phi": 0,
+        name: array,
+    }
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         ffi.pav(**arrays, exponent=1.0)
 
@@ -261,7 +263,7 @@ def run_on_four_devices(code: str) -> None:
         return ffi.threshold(x, whole_, k - whole, lam, **op)
 
     def pav(x, k=None):
-        return ffi.pav(x, x[..., ::-1], jnp.ones((*x.shape[:-1], 1)), phi=0, exponent=1.0)
+        return ffi.pav(x, x[..., ::-1], jnp.ones((*x.shape[:-1], 1), jnp.float32), phi=0, exponent=1.0)
 
     def mesh(*sizes, kind=AxisType.Auto):
         return jax.make_mesh(sizes, ("a", "b")[: len(sizes)], axis_types=(kind,) * len(sizes))

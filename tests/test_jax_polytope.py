@@ -19,7 +19,6 @@ from sparsetopk.phis import PHIS
 from sparsetopk.regularizers import PNorm
 
 jax = pytest.importorskip("jax")
-jax.config.update("jax_enable_x64", True)
 
 import jax.numpy as jnp  # noqa: E402
 from jax.test_util import check_grads  # noqa: E402

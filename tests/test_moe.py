@@ -3,7 +3,6 @@
 import copy
 import os
 import pickle
-import socket
 
 import numpy as np
 import pytest
@@ -345,10 +344,10 @@ def test_hard_eval_and_copies():
     assert moe_layer.routing.statistics()["fractional"] == 0
 
 
-def _train(rank, port, queue):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def _train(rank, store, queue):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the name of the machine need not be known
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     model = torch.nn.parallel.DistributedDataParallel(layer(TokenChoice(1, 0.1)))
     x = gaussian(2, T, D, seed=7)[rank]
     y = model(x)
@@ -358,17 +357,14 @@ def _train(rank, port, queue):
 
 
 @pytest.mark.slow
-def test_two_processes_train_one_model():
+def test_two_processes_train_one_model(tmp_path):
     """Gradients are the mean over both, also of experts that one of them did not use."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-    context = torch.multiprocessing.get_context("spawn")
+    context, store = torch.multiprocessing.get_context("spawn"), f"file://{tmp_path}/store"
     queue = context.Queue()
-    workers = [context.Process(target=_train, args=(rank, port, queue)) for rank in range(2)]
+    workers = [context.Process(target=_train, args=(rank, store, queue)) for rank in range(2)]
     for worker in workers:
         worker.start()
-    found = dict(queue.get(timeout=120) for _ in workers)
+    found = dict(queue.get(timeout=300) for _ in workers)
     for worker in workers:
         worker.join(timeout=60)
         assert worker.exitcode == 0

@@ -27,9 +27,10 @@ _INTEGERS = {16: jnp.int16, 32: jnp.int32, 64: jnp.int64}
 
 def _key(x: Array) -> Array:
     """Integers in the order of the floats."""
-    x = jnp.where(x == 0, 0.0, x).astype(x.dtype)  # -0 is 0
     bits = lax.bitcast_convert_type(x, _INTEGERS[jnp.finfo(x.dtype).bits])
-    return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
+    info = jnp.iinfo(bits.dtype)
+    # -0 is 0, but what XLA takes for 0, a subnormal number, is not: bisection must move.
+    return jnp.where(bits == info.min, 0, jnp.where(bits < 0, bits ^ info.max, bits))
 
 
 def _from_key(key: Array, dtype: jnp.dtype) -> Array:
@@ -103,6 +104,12 @@ def _between(lo: Array, hi: Array) -> tuple[Array, Array]:
     low, high = _key(lo), _key(hi)
     middle = (low >> 1) + (high >> 1) + (low & high & 1)
     return _from_key(middle, lo.dtype), (middle <= low) | (high <= low)
+
+
+def _next(x: Array, by: int) -> Array:
+    """The finite float after x, or (``by`` = -1) before it."""
+    limit = jnp.finfo(x.dtype).max
+    return jnp.clip(_from_key(_key(x) + jnp.array(by, _key(x).dtype), x.dtype), -limit, limit)
 
 
 def order_statistic(x: Array, i: Array, wanted: Array, axis_name: AxisName = None) -> Array:
@@ -250,24 +257,36 @@ class _Problem(NamedTuple):
         return value, step
 
     def _pivot(self, rows: Array) -> _Search:
-        """By Newton's method or bisection, until it would move by less than lam."""
+        """By Newton's method or bisection, until the threshold is between two floats close together."""
         lo, hi, start = self._bracket()
+        # With a larger delta, n entries t lose more digits than k has.
+        small = 8.0 * jnp.maximum(self.k.whole.astype(lo.dtype), 1.0) / self.a.shape[-1]
 
         def step(at: _Search) -> _Search:
             value, newton = self.equation(at.v, jnp.zeros_like(at.v))
             lo = jnp.where(~at.near & (value >= 0), at.v, at.lo)
             hi = jnp.where(~at.near & (value <= 0), at.v, at.hi)
             middle, adjacent = _between(lo, hi)
-            near = at.near | (jnp.abs(newton) <= 0.5) | (hi - lo <= self.lam) | adjacent
-            target = at.v - self.lam * newton
+            narrow = self._narrow(lo, hi)
+            near = at.near | adjacent | (narrow & (jnp.abs(newton) <= small))
+            move, least = -self.lam * newton, 0.5 * self.lam
+            if self.kind.phi.even:
+                least = jnp.minimum(least, 0.5 * at.v)
+            # Newton's method comes from one side: one step that is longer ends on the other.
+            short = ~narrow & (jnp.abs(move) < least)
+            target = at.v + jnp.where(short, move + least * jnp.sign(value), move)
             use_newton = (target > lo) & (target < hi) & (at.passes % 4 != 3)
             v = jnp.where(near, at.v, jnp.where(use_newton, target, middle))
             newton = jnp.where(at.near, at.newton, newton)
             return _Search(v, lo, hi, newton, near, at.passes + 1)
 
-        wide = hi - lo > 4.0 * self.lam
-        first = _Search(start, lo, hi, jnp.zeros_like(start), ~(rows & wide), jnp.int32(0))
-        return lax.while_loop(lambda at: ~at.near.all(), step, first)
+        first = _Search(start, lo, hi, jnp.zeros_like(start), ~rows, jnp.int32(0))
+        return lax.while_loop(lambda at: ~at.near.all() & (at.passes < _LIMIT), step, first)
+
+    def _narrow(self, lo: Array, hi: Array) -> Array:
+        """Whether every float in [lo, hi] is of the threshold's size, and within a few lam of it."""
+        narrow = hi - lo <= 2.0 * self.lam
+        return narrow & (hi <= 16.0 * lo) if self.kind.phi.even else narrow
 
     def _bracket(self) -> tuple[Array, Array, Array]:
         """The ends of the threshold, and a guess: its place if the entries were Gaussian."""
@@ -276,7 +295,9 @@ class _Problem(NamedTuple):
         lone = lone_response(bottom, jnp.ones_like(lam), lam, reg, phi)
         lo = jnp.zeros_like(lam) if phi.even else bottom - lam * lone
         limit = jnp.finfo(a.dtype).max
-        lo, hi = jnp.maximum(lo, -limit), jnp.minimum(top - lam * reg.zero, limit)
+        # One float further: what is added may be too small to count, or be rounded.
+        lo = lo if phi.even else _next(jnp.maximum(lo, -limit), -1)
+        hi = _next(jnp.minimum(top - lam * reg.zero, limit), 1)
 
         # In units that cannot overflow; around the middle, so that a common shift costs no digits.
         middle = jnp.zeros_like(lam) if phi.even else bottom / 2 + top / 2
@@ -295,8 +316,11 @@ class _Problem(NamedTuple):
         return lo, hi, jnp.clip(guess, lo, hi)
 
     def _delta(self, at: _Search, rows: Array) -> State:
-        pivot, start = at.v, at.newton
-        lo, hi = (pivot - at.hi) / self.lam, (pivot - at.lo) / self.lam
+        # The smaller delta, the more digits t has: the pivot is where Newton's method goes next.
+        pivot = jnp.clip(at.v - self.lam * at.newton, at.lo, at.hi)
+        # The ends are in units of lam: a little wider, as they are rounded.
+        wider = 1.0 + 4.0 * jnp.finfo(pivot.dtype).eps
+        lo, hi = ((pivot - end) * wider / self.lam for end in (at.hi, at.lo))
         _, adjacent = _between(at.lo, at.hi)
         apart = adjacent & (at.hi - at.lo >= 2.0 * self.lam)
         # No float between the ends, and lam is smaller than their distance: the block is at one of
@@ -316,7 +340,7 @@ class _Problem(NamedTuple):
         zero = self.kind.reg.zero
         lo = jnp.where(apart, jnp.where(at_lo, zero, 0.0), lo)
         hi = jnp.where(apart, jnp.where(at_lo, 0.0, alone), hi)
-        start = jnp.where(apart, (lo + hi) / 2, start)
+        start = jnp.where(apart, (lo + hi) / 2, 0.0)
         return State(pivot, self._root(pivot, lo, hi, start, rows))
 
     def _root(self, pivot: Array, lo: Array, hi: Array, start: Array, rows: Array) -> Array:
@@ -329,8 +353,9 @@ class _Problem(NamedTuple):
             hi,
             start=start,
             tol=4 * eps * max(1.0, self.kind.exponent) * count,
-            # For p > 2 a response is as steep as it likes near 0: every digit of delta counts.
-            unit=jnp.zeros_like(lo) if steep else jnp.minimum(hi - lo, 1.0),
+            # What n entries with this error add up to is lost in k. For p > 2 a response is as steep as
+            # it likes near 0: every digit of delta counts.
+            unit=jnp.zeros_like(lo) if steep else jnp.minimum(hi - lo, count / self.a.shape[-1]),
             rows=rows,
         )
 
@@ -371,8 +396,7 @@ def increasing_root(
         residual = jnp.where(better, jnp.abs(value), at.residual)
 
         rounding = eps * jnp.maximum(jnp.abs(at.x), unit)
-        # In units of lam: what is far apart is halved as floats are counted, which takes 64 steps.
-        middle = jnp.where(hi - lo > 64.0, _between(lo, hi)[0], lo + (hi - lo) / 2)
+        middle = lo + (hi - lo) / 2
         done = at.done | met | (hi - lo <= 4 * rounding) | (middle <= lo) | (middle >= hi)
         small = jnp.abs(newton) <= rounding
         target = jnp.where(small, at.x - 2 * rounding * jnp.sign(value), target)
@@ -390,4 +414,4 @@ def increasing_root(
 
 
 # Bisection alone would need fewer.
-_LIMIT = 500
+_LIMIT = 300
