@@ -1,0 +1,153 @@
+"""What every experiment shares: its options, results that survive an interruption, claims to judge.
+
+An experiment is a module with
+
+- ``TITLE``, a line for people;
+- ``run(options)``, which writes ``<out>/<name>/result.json`` through a ``Book``;
+- ``draw(result, directory)``, which writes its figures as PNG and SVG;
+- ``claims(result)``, what the paper says and what was measured here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+PACKAGES = ("sparsetopk", "numpy", "torch", "jax", "matplotlib", "scikit-learn")
+
+
+class ExperimentError(Exception):
+    """What the user can put right: data that is missing or corrupt, a directory without access."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of ``sparsetopk reproduce``."""
+
+    out: Path
+    full: bool = False
+    data: Path | None = None
+    seeds: int | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of the paper, what was measured here with its spread, and what follows."""
+
+    text: str
+    paper: str
+    ours: str
+    verdict: Literal["reproduced", "partly", "not reproduced", "not measured"]
+    note: str = ""
+
+
+class Checkpoint:
+    """The state of a run in the middle, in a file that is there whole or not at all."""
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self.path, self.settings = path, settings
+
+    def load(self) -> Any:
+        """What was saved last with these settings, or None."""
+        import torch
+
+        if not self.path.exists():
+            return None
+        saved = torch.load(self.path, weights_only=True)
+        return saved["state"] if saved["settings"] == self.settings else None
+
+    def save(self, state: Any) -> None:
+        import torch
+
+        unfinished = self.path.with_suffix(".part")
+        torch.save({"settings": self.settings, "state": state}, unfinished)
+        os.replace(unfinished, self.path)
+
+
+class Book:
+    """The runs of one experiment, one file for each that is finished; a killed one goes on from there.
+
+    A run is known by its name and its settings: if they changed, it is made again.
+    """
+
+    def __init__(self, options: Options, experiment: str) -> None:
+        self.options, self.experiment = options, experiment
+        self.directory = options.out / experiment
+        try:
+            (self.directory / "runs").mkdir(parents=True, exist_ok=True)
+            write_json(self.directory / "runs" / "writable", {})
+            (self.directory / "runs" / "writable").unlink()
+        except OSError as error:
+            raise ExperimentError(f"--out: cannot write to {options.out}: {error}") from error
+
+    def run(
+        self, name: str, settings: dict[str, Any], make: Callable[[Checkpoint], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """The results of a run, from its file or made now. What depends on the machine's mood is
+        under the key "seconds"; the rest must be the same every time."""
+        path = self.directory / "runs" / f"{name}.json"
+        settings = json.loads(json.dumps(settings))
+        if path.exists():
+            known: dict[str, Any] = json.loads(path.read_text())
+            if known["settings"] == settings:
+                return known["results"]  # type: ignore[no-any-return]
+        checkpoint = Checkpoint(path.with_suffix(".checkpoint"), settings)
+        results = make(checkpoint)
+        write_json(path, {"settings": settings, "results": results})
+        checkpoint.path.unlink(missing_ok=True)
+        return results
+
+    def finish(self, settings: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+        """Write result.json, which says all that is needed to make it again; returns its content."""
+        content = {
+            "experiment": self.experiment,
+            "form": "full" if self.options.full else "quick",
+            "settings": settings,
+            "versions": versions(),
+            "results": results,
+        }
+        write_json(self.directory / "result.json", content)
+        return content
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def write_json(path: Path, content: Any) -> None:
+    """The file is there whole or not at all."""
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(json.dumps(content, indent=1, default=_plain) + "\n")
+    os.replace(unfinished, path)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, Path):
+        return str(value)
+    return value.tolist()  # NumPy's numbers and arrays
+
+
+def mean_and_error(values: list[float]) -> tuple[float, float]:
+    """The mean of independent runs and its standard error."""
+    n = len(values)
+    mean = sum(values) / n
+    if n < 2:
+        return mean, float("nan")
+    variance = sum((v - mean) ** 2 for v in values) / (n - 1)
+    return mean, (variance / n) ** 0.5
