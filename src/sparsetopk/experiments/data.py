@@ -1,7 +1,7 @@
 """Files of data and weights: where they are looked for, and that they are what they should be.
 
 In this order: the directory of ``--data-dir``, that of the environment variable ``SPARSETOPK_DATA``, the
-cache of this user. What is public is downloaded to the cache; for the rest a message says what is missing.
+cache of this user. What is public is downloaded there; for the rest a message says what is missing.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Book:
         if path.exists():
             known: dict[str, Any] = json.loads(path.read_text())
             if known["settings"] == settings:
-                return known["results"]  # type: ignore[no-any-return]
+                return known["results"]
         checkpoint = Checkpoint(path.with_suffix(".checkpoint"), settings)
         results = make(checkpoint)
         write_json(path, {"settings": settings, "results": results})
