@@ -1,9 +1,20 @@
 import os
+import shutil
+import tempfile
 
 import pytest
 from hypothesis import settings
 
 from frontends import FRONTENDS
+
+# Most of the time of a test on JAX is compiling: once for all processes of a run, with less optimisation.
+_CACHE = "JAX_COMPILATION_CACHE_DIR"
+_made = None if _CACHE in os.environ else tempfile.mkdtemp(prefix="sparsetopk-tests-")
+os.environ[_CACHE] = _made or os.environ[_CACHE]
+os.environ |= {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 
 try:
     import jax
@@ -11,13 +22,17 @@ except ImportError:
     pass
 else:
     jax.config.update("jax_enable_x64", True)
-    # most of the time of a test on JAX is compiling
     jax.config.update("jax_disable_most_optimizations", True)
 
 # Tests that ask for a number of examples of their own multiply it by THOROUGHNESS.
 settings.register_profile("default", deadline=None, max_examples=100, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_unconfigure() -> None:
+    if _made:
+        shutil.rmtree(_made, ignore_errors=True)
 
 
 @pytest.fixture(params=FRONTENDS, scope="session")

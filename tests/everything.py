@@ -68,14 +68,25 @@ def sorting_derivatives() -> dict[str, np.ndarray]:
     return found
 
 
-def everything() -> dict[str, np.ndarray]:
-    from frontends import FRONTENDS
+def on_jax() -> dict[str, np.ndarray]:
+    """One call of each solver: what JAX does without the core has tests of its own (test_jax.py)."""
+    import jax
 
-    found = sorting_derivatives()
-    for name, frontend in FRONTENDS.items():
+    import sparsetopk.jax as st
+
+    jax.config.update("jax_enable_x64", True)
+    x = np.random.default_rng(2).normal(size=(3, 20))
+    return {"jax topk_mag": st.topk_mag(x, 3, 0.5), "jax soft_rank": st.soft_rank(x, 0.5)}
+
+
+def everything() -> dict[str, np.ndarray]:
+    from frontends import NumpyFrontend, TorchFrontend
+
+    found = sorting_derivatives() | on_jax()
+    for frontend in (NumpyFrontend(), TorchFrontend()):
         for part in (topk_family, others):
-            found |= {f"{name} {key}": np.asarray(v) for key, v in part(frontend()).items()}
-    return found
+            found |= {f"{frontend.name} {key}": v for key, v in part(frontend).items()}
+    return {name: np.asarray(value) for name, value in found.items()}
 
 
 if __name__ == "__main__":
