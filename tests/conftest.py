@@ -7,7 +7,7 @@ from hypothesis import settings
 
 from frontends import FRONTENDS
 
-# Most of the time of a test on JAX is compiling: once for all processes of a run, with less optimisation.
+# Most of the time of a test on JAX is compiling: once for all processes of a run, less optimised.
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
 _made = None if _CACHE in os.environ else tempfile.mkdtemp(prefix="sparsetopk-tests-")
 os.environ[_CACHE] = _made or os.environ[_CACHE]
