@@ -156,6 +156,21 @@ def test_the_gradient_of_the_value_is_the_operator(phi, p):
         torch.testing.assert_close(gradient, y, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("p", [2.0, 1.5, 4 / 3, 3.0])
+@pytest.mark.parametrize("phi", PHI_NAMES)
+def test_second_derivatives_of_the_value_without_weight(phi, p):
+    """Where w = 0 the threshold of an entry is the entry, and moves with it."""
+    x = torch.tensor([2.0, 1.0, 0.3, -0.5], dtype=torch.float64)
+    w = torch.tensor([1.0, 0.5, 0.0, 0.0], dtype=torch.float64)
+
+    def gradient(x):
+        return torch.func.grad(lambda w: st.permutahedron_value(x, w, 0.5, p=p, phi=phi))(w)
+
+    step = 1e-6 * torch.eye(4, dtype=torch.float64)
+    differences = [(gradient(x + e) - gradient(x - e)) / 2e-6 for e in step]
+    close(torch.func.jacrev(gradient)(x), torch.stack(differences, -1).numpy(), torch.float32)
+
+
 @pytest.mark.parametrize(("name", "options"), SETTINGS, ids=NAMES)
 def test_transforms(name, options):
     """torch.func against the Jacobian by autograd, row by row."""

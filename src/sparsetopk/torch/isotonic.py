@@ -101,4 +101,6 @@ def relax(
 
         lone = d + implicit(of_entry, at, torch.where(alone & (w_now > 0), total, 0.0))
         live = torch.where(alone & (w_now > 0), lone, live)
+    # Without weight y = 0 and u = x, wherever x goes.
+    live = torch.where((total <= 0) & (weight_now == 0), d, live)
     return Blocks(x, w, lam, reg, phi, live, u, weight, size, whole)
