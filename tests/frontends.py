@@ -130,6 +130,7 @@ class JaxFrontend:
     def __init__(self) -> None:
         self.jax = pytest.importorskip("jax")
         self.module = pytest.importorskip("sparsetopk.jax")
+        self.rules: dict[Any, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         if name in _NUMPY_ONLY:
@@ -159,6 +160,14 @@ class JaxFrontend:
             return type(result)(*map(np.asarray, result))
         return np.asarray(result)
 
+    def _compiled(self, name: str, rule: Any, operator: Any, options: dict[str, Any]) -> Any:
+        """``rule`` of the operator with these options, traced once and not in every test."""
+        key = (name, operator, repr(sorted(options.items())))
+        if key not in self.rules:
+            f = lambda *at: operator(*at, **options)  # noqa: E731
+            self.rules[key] = self.jax.jit(lambda *args: rule(f, *args))
+        return self.rules[key]
+
     def _at(self, x: Any, k: Any, lam: Any) -> tuple[Any, ...]:
         return tuple(self._array(v) for v in (x, np.asarray(k, float), np.asarray(lam, float)))
 
@@ -179,21 +188,27 @@ class JaxFrontend:
             self._array(np.broadcast_to(np.asarray(0.0 if d is None else d, v.dtype), v.shape))
             for v, d in zip(at, (dx, dk, dlam), strict=True)
         )
-        return np.asarray(self.jax.jvp(lambda *a: operator(*a, **options), at, tangents)[1])
+        rule = lambda f, at, tangents: self.jax.jvp(f, at, tangents)[1]  # noqa: E731
+        return np.asarray(self._compiled("jvp", rule, operator, options)(at, tangents))
 
     def _vjp(
         self, operator: Any, x: Any, k: Any, lam: Any = 0.1, *, dy: Any, **options: Any
     ) -> sparsetopk.TopKCotangents:
-        y, pull = self.jax.vjp(lambda *a: operator(*a, **options), *self._at(x, k, lam))
-        return sparsetopk.TopKCotangents(*map(np.asarray, pull(self._array(dy).astype(y.dtype))))
+        def rule(f: Any, at: tuple[Any, ...], dy: Any) -> Any:
+            y, pull = self.jax.vjp(f, *at)
+            return pull(dy.astype(y.dtype))
+
+        found = self._compiled("vjp", rule, operator, options)(self._at(x, k, lam), self._array(dy))
+        return sparsetopk.TopKCotangents(*map(np.asarray, found))
 
     def _jacobian(
         self, operator: Any, x: Any, k: Any, lam: Any = 0.1, *, axis: int = -1, **options: Any
     ) -> np.ndarray:
         rows, *per_row = _as_rows(x, k, lam, axis)
         at = [self._array(v) for v in (rows.reshape(-1, rows.shape[-1]), *per_row)]
-        one = self.jax.jacrev(lambda *a: operator(*a, **options))
-        return np.asarray(self.jax.vmap(one)(*at)).reshape(*rows.shape, rows.shape[-1])
+        rule = lambda f, at: self.jax.vmap(self.jax.jacrev(f))(*at)  # noqa: E731
+        found = self._compiled("jacobian", rule, operator, options)(at)
+        return np.asarray(found).reshape(*rows.shape, rows.shape[-1])
 
     def _loss_vjp(self, logits: Any, *args: Any, dy: Any = 1.0, **options: Any) -> np.ndarray:
         args = tuple(self._number(v) for v in args)

@@ -126,7 +126,7 @@ def test_k_n_selects_everything(st, lam):
 @pytest.mark.parametrize("case", ALL_MASKS, ids=str)
 @given(some.data())
 def test_masks_are_masks(st, case: Case, data):
-    n = data.draw(some.integers(1, 40))
+    n = data.draw(some.sampled_from([1, 2, 7, 40]))  # few: each is compiled on JAX
     x = gaussian(n, seed=data.draw(some.integers(0, 2**31)))
     k = data.draw(some.floats(0, n))
     lam = 10.0 ** data.draw(some.floats(-8, 8))

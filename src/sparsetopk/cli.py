@@ -5,42 +5,84 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 
 from . import __version__
 from .core import native
+from .experiments import EXPERIMENTS
+from .experiments.runs import ExperimentError, Options
+
+_ABOUT = {
+    "figures": "what the operators look like (Fig. 1 to 3 and those of the appendix)",
+    "timing": "runtime against n (Fig. 4)",
+    "pruning": "an MLP with 10 % of its weights, trained (Fig. 5)",
+    "finetune": "a ViT fine-tuned with top-k losses (Fig. 6)",
+    "moe": "a mixture of experts with a relaxed router (Fig. 7)",
+}
 
 
-def _info(_: argparse.Namespace) -> int:
+def _info(_: argparse.Namespace) -> None:
     print(f"sparsetopk {__version__}")
     print(f"python     {platform.python_version()}")
     print(f"numpy      {np.__version__}")
     print(f"kernels    {native.simd_level() if native else 'none: computed in NumPy'}")
-    return 0
 
 
-def _demo(arguments: argparse.Namespace) -> int:
-    try:
-        from .experiments import figure1
+def _demo(arguments: argparse.Namespace) -> None:
+    from .experiments import demo
 
-        picture = arguments.out / "figure1.png"
-        figure1.draw(picture)
-    except ModuleNotFoundError as error:
-        print(
-            f"sparsetopk demo: {error.name} is missing; pip install 'sparsetopk[experiments]'",
-            file=sys.stderr,
-        )
-        return 1
-    print(
-        "A top-2 mask along two paths: how sparse it is, and the largest jump of it and of its slope"
+    print(demo.main(arguments.out))
+
+
+def _reproduce(arguments: argparse.Namespace) -> None:
+    import torch
+
+    from .experiments import report
+
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    options = Options(
+        out=arguments.out,
+        full=arguments.full,
+        data=arguments.data_dir,
+        seeds=arguments.seeds,
+        device=_device(arguments.device),
     )
-    print()
-    print(figure1.table())
-    print()
-    print(f"Picture: {picture}")
-    return 0
+    names = EXPERIMENTS if arguments.experiment == "all" else (arguments.experiment,)
+    for name in names:
+        experiment = import_module(f"sparsetopk.experiments.{name}")
+        print(f"{name}: {experiment.TITLE}", file=sys.stderr)
+        experiment.run(options)
+    print(f"Report: {report.write(arguments.out)}")
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        accelerator = torch.accelerator.current_accelerator()
+        return "cpu" if accelerator is None else accelerator.type
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ExperimentError(f"--device: {name} cannot be used: {error}") from error
+    return name
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from .experiments import report
+
+    print(f"Report: {report.write(arguments.directory)}")
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,25 +95,87 @@ def parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_info)
     demo = commands.add_parser(
         "demo",
-        help="draw Fig. 1 of the paper and print a table",
-        description="Draw the hard and the relaxed top-2 mask along a path (Fig. 1 of the paper), "
-        "and print how smooth and how sparse each of them is.",
+        help="prune a network on handwritten digits, draw Fig. 1 of the paper",
+        description="Train a small network with a tenth of its weights on handwritten digits, draw "
+        "Fig. 1 of the paper beside it, and print a table: about a minute.",
     )
-    demo.add_argument(
+    _add_out(demo)
+    demo.set_defaults(run=_demo)
+    _add_reproduce(commands)
+    report = commands.add_parser(
+        "report",
+        help="write one HTML page on the experiments in a directory",
+        description="Write DIR/report.html: every claim of the paper, what was measured, a verdict, "
+        "and the figures. The page needs no other file.",
+    )
+    report.add_argument("directory", type=Path, metavar="DIR", help="what reproduce wrote")
+    report.set_defaults(run=_report)
+    return main_parser
+
+
+def _add_out(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "--out",
         type=Path,
         default=Path("out"),
         metavar="DIR",
-        help="where the picture goes (default: %(default)s)",
+        help="where results and pictures go (default: %(default)s)",
     )
-    demo.set_defaults(run=_demo)
-    return main_parser
+
+
+def _add_reproduce(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "reproduce",
+        help="run the experiments of the paper",
+        description="Run the experiments of the paper and write their results, their figures and a "
+        "report. A run that is interrupted goes on where it was when it is started again.",
+        epilog="experiments:\n" + "\n".join(f"  {name:10}{_ABOUT[name]}" for name in EXPERIMENTS),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument(
+        "experiment", nargs="?", default="all", choices=(*EXPERIMENTS, "all"), help="default: all"
+    )
+    form = command.add_mutually_exclusive_group()
+    form.add_argument(
+        "--quick",
+        action="store_true",
+        help="a small form of each, a minute or two, on data that ships with scikit-learn (default)",
+    )
+    form.add_argument("--full", action="store_true", help="the form of the paper: hours")
+    command.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="D",
+        help="where data and weights are (default: $SPARSETOPK_DATA, else they are downloaded)",
+    )
+    _add_out(command)
+    command.add_argument(
+        "--seeds", type=_count, metavar="N", help="how many (default: what the form asks for)"
+    )
+    command.add_argument("--device", default="auto", help="of torch, e.g. cuda (default: auto)")
+    command.add_argument("--threads", type=_count, metavar="N", help="of torch on the CPU")
+    command.set_defaults(run=_reproduce)
 
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
-    result: int = arguments.run(arguments)
-    return result
+    try:
+        arguments.run(arguments)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("sparsetopk"):
+            raise
+        print(
+            f"sparsetopk: {error.name} is missing; pip install 'sparsetopk[experiments]'",
+            file=sys.stderr,
+        )
+        return 2
+    except ExperimentError as error:
+        print(f"sparsetopk: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("sparsetopk: stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 0
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ def _bisect(f: Callable[[Array], Array], lo: Array, hi: Array) -> Array:
     """Root of an increasing f, elementwise."""
     for _ in range(_BISECTIONS):
         middle = (lo + hi) / 2
+        if np.all((middle <= lo) | (middle >= hi)):  # no float between them
+            break
         below = f(middle) < 0
         lo, hi = np.where(below, middle, lo), np.where(below, hi, middle)
     return (lo + hi) / 2

@@ -2,3 +2,6 @@
 
 The operators never import this package.
 """
+
+EXPERIMENTS = ("figures", "timing", "pruning", "finetune", "moe")
+"""Their names; each is a module of this package, see ``runs``."""
