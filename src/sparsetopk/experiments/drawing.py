@@ -25,6 +25,7 @@ def pyplot() -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "sparsetopk"  # else the names in an SVG are random
     import matplotlib.pyplot as plt
 
     return plt

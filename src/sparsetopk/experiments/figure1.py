@@ -7,15 +7,21 @@ are still fractional, and there its derivative jumps; that of the two-sided mask
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import sparsetopk as st
 from sparsetopk._types import Array
 from sparsetopk.operators import MaskOptions
+
+from .drawing import pyplot, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -98,17 +104,17 @@ def table() -> str:
     return "\n".join([lines[0], "-" * len(lines[0]), *(line.rstrip() for line in lines[1:])])
 
 
-def draw(path: Path) -> None:
-    """Values above, derivatives below, one column a track; PNG or SVG by the file's suffix."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(
-        2, 2, figsize=(10, 5), sharex="col", height_ratios=(3, 2), layout="constrained"
+def figure(tracks: Sequence[Track]) -> Figure:
+    """Values above, derivatives below, one column a track."""
+    picture, axes = pyplot().subplots(
+        *(2, len(tracks)),
+        figsize=(5 * len(tracks) if len(tracks) > 1 else 6.4, 5),
+        sharex="col",
+        height_ratios=(3, 2),
+        layout="constrained",
+        squeeze=False,
     )
-    for column, track in enumerate(TRACKS):
+    for column, track in enumerate(tracks):
         above, below = axes[:, column]
         for curve in CURVES:
             y, slope = curve.along(track)
@@ -122,9 +128,13 @@ def draw(path: Path) -> None:
     axes[0, 0].set_ylabel("top-2 mask")
     axes[1, 0].set_ylabel("derivative in $s$")
     axes[0, 0].legend(frameon=False)
-    for ax in axes.flat:
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(alpha=0.25)
+    tidy(*axes.flat)
+    return picture
+
+
+def draw(path: Path) -> None:
+    """Both tracks; PNG or SVG by the file's suffix."""
+    picture = figure(TRACKS)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    picture.savefig(path, dpi=110)
+    pyplot().close(picture)
