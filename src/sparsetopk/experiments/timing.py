@@ -185,7 +185,9 @@ def minima(calls: dict[str, Call], seconds: float) -> dict[str, float]:
         rounds += 1
         for name, call in calls.items():
             end = time.perf_counter() + seconds / 10
-            while (start := time.perf_counter()) < end:
+            start = -math.inf
+            while start < end:  # once at least
+                start = time.perf_counter()
                 call()
                 best[name] = min(best[name], time.perf_counter() - start)
     return best
@@ -281,7 +283,7 @@ def _draw_times(times: dict[str, Any], directory: Path) -> None:
     frameworks = list(dict.fromkeys(method.framework for method in METHODS if method.key in times))
     figure, axes = pyplot().subplots(
         *(1, len(frameworks)),
-        figsize=(5.4 * len(frameworks), 5),
+        figsize=(5.4 * len(frameworks), 5.6),
         sharey=True,
         layout="constrained",
         squeeze=False,
@@ -303,7 +305,9 @@ def _draw_times(times: dict[str, Any], directory: Path) -> None:
                     label=method.name,
                 )
         ax.set(xscale="log", yscale="log", xlabel="$n$", title=framework)
-        ax.legend(frameon=False, fontsize=9)
+        ax.legend(
+            frameon=False, fontsize=9, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.13)
+        )
         tidy(ax)
     axes[0, 0].set_ylabel("milliseconds a call")
     save(figure, directory, "timing")
@@ -339,10 +343,11 @@ def tables(result: dict[str, Any]) -> dict[str, list[list[str]]]:
     ratios[0].append("exponent")
     for row, runs in zip(ratios[1:], times.values(), strict=True):
         row.append(f"{exponent(runs):.2f}")
+    missing = ", ".join(result["results"]["not installed"]) or "none"
     errors = table(lambda run: "" if run["error"] is None else f"{run['error']:.0e}")
     return {
         "Time over that of the hard top-k of the same framework; time grows as n to the exponent "
-        "(upper half of the sizes)": ratios,
+        f"(upper half of the sizes). Not installed: {missing}": ratios,
         "Milliseconds a call": table(lambda run: f"{1e3 * run['seconds']['call']:.3g}"),
         "Largest difference from the exact mask": [
             errors[0],
