@@ -33,6 +33,7 @@ class Track:
     start: tuple[float, ...]
     direction: tuple[float, ...]
     summed: slice
+    legend: str  # where there is room for it
 
 
 FIGURE_1 = Track(
@@ -41,6 +42,7 @@ FIGURE_1 = Track(
     (3.0, 1.0, -1.0, 0.0),
     (0.0, 0.0, 1.0, 1.0),
     slice(1, 3),
+    "upper center",
 )
 SATURATION = Track(
     r"$(s,\ 0.3,\ 0.2,\ -0.5)$: $y_1$",
@@ -48,6 +50,7 @@ SATURATION = Track(
     (0.0, 0.3, 0.2, -0.5),
     (1.0, 0.0, 0.0, 0.0),
     slice(0, 1),
+    "upper left",
 )
 TRACKS = (FIGURE_1, SATURATION)
 
@@ -127,7 +130,7 @@ def figure(tracks: Sequence[Track]) -> Figure:
         below.set_xlabel("$s$")
     axes[0, 0].set_ylabel("top-2 mask")
     axes[1, 0].set_ylabel("derivative in $s$")
-    axes[0, 0].legend(frameon=False)
+    axes[0, 0].legend(frameon=False, loc=tracks[0].legend)
     tidy(*axes.flat)
     return picture
 

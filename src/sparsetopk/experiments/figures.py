@@ -87,7 +87,7 @@ def draw_several_p(directory: Path) -> None:
     ax.set_title(FIGURE_1.title, fontsize=11)
     ax.set_xlabel("$s$")
     ax.set_ylabel("top-2 mask")
-    ax.legend(frameon=False)
+    ax.legend(frameon=False, loc="lower left")
     tidy(ax)
     save(figure, directory, "several_p")
 
