@@ -87,7 +87,7 @@ def test_digits_are_split_without_overlap():
 
 
 def test_validation_is_taken_from_the_training_set():
-    x, y, x_test, y_test = every = digits.digits()
+    x, y, _, _ = every = digits.digits()
     x_rest, y_rest, x_chosen, y_chosen = digits.hold_out(every, 0.25)
     assert len(y_chosen) == 337
     together = np.concatenate([x_rest, x_chosen])
@@ -136,7 +136,7 @@ def test_idx_files(nowhere, monkeypatch):
 def test_mnist():
     if data.at_hand("mnist.npz", Options(Path())) is None:
         pytest.skip("mnist.npz is not at hand; SPARSETOPK_DATA says where it is")
-    x, y, x_test, y_test = digits.mnist(Options(Path()))
+    x, _, x_test, y_test = digits.mnist(Options(Path()))
     assert x.shape == (60000, 784)
     assert x_test.shape == (10000, 784)
     assert x.max() == 1
@@ -298,7 +298,6 @@ def test_the_sweep_does_not_see_the_test_set(tmp_path, monkeypatch):
             patch.setattr(digits, "digits", lambda each=(x, y, x_test, labels): each)
             patch.setattr(pruning, "variants", lambda plan: [])
             patch.setattr(pruning, "METHODS", ("dense", "hard"))
-            patch.setattr(pruning, "_draw_variants", None)
             made = pruning.carry_out(replace(TINY, lams=(1.0,)), Options(tmp_path / name))
         chosen.append(made["results"]["sweep"])
     assert chosen[0] == chosen[1]
