@@ -120,11 +120,11 @@ def variants(plan: Plan) -> list[tuple[str, str, Setting]]:
 
 @dataclass
 class Runs:
-    """Makes runs one by one, and moves the bar by the seconds that each epoch should take."""
+    """Makes runs one by one, and moves the bar by the time that each epoch should take."""
 
     book: Book
     data: str
-    cost: dict[str, float]  # seconds of an epoch
+    cost: dict[str, int]  # microseconds of an epoch: whole numbers, which add up to the total
     bar: Any
 
     def make(self, part: str, label: str, setting: Setting, data: Tensors, seed: int) -> Any:
@@ -163,9 +163,9 @@ def carry_out(plan: Plan, options: Options) -> dict[str, Any]:
     fashion, left_out = _fashion(options) if options.full else (None, [])
     everything = _tensors(data, options.device)
     held_out = _tensors(digits.hold_out(data, plan.share), options.device)
-    cost = _seconds_per_epoch(plan, everything)
-    total = _seconds(plan, cost, fashion is not None)
-    print(f"pruning: about {max(1, round(total / 60))} min")
+    cost = _microseconds_per_epoch(plan, everything)
+    total = _microseconds(plan, cost, fashion is not None)
+    print(f"pruning: about {math.ceil(total / 60e6)} min")
     with tqdm(total=total, bar_format=BAR) as bar:
         runs = Runs(book, plan.data, cost, bar)
         results: dict[str, Any] = {"data": plan.data}
@@ -235,7 +235,7 @@ def _tensors(data: digits.Data, device: str) -> Tensors:
     return x.to(device), y.to(device), x_test.to(device), y_test.to(device)
 
 
-def _seconds_per_epoch(plan: Plan, data: Tensors, steps: int = 10) -> dict[str, float]:
+def _microseconds_per_epoch(plan: Plan, data: Tensors, steps: int = 10) -> dict[str, int]:
     """Measured on a few steps."""
     x, y, _, _ = data
     found = {}
@@ -246,11 +246,12 @@ def _seconds_per_epoch(plan: Plan, data: Tensors, steps: int = 10) -> dict[str, 
         start = time.perf_counter()
         for _ in range(steps):
             trainer.step(x[: plan.batch], y[: plan.batch])
-        found[method] = (time.perf_counter() - start) / steps * math.ceil(len(y) / plan.batch)
+        seconds = (time.perf_counter() - start) / steps * math.ceil(len(y) / plan.batch)
+        found[method] = math.ceil(1e6 * seconds)
     return found
 
 
-def _seconds(plan: Plan, cost: dict[str, float], fashion: bool) -> float:
+def _microseconds(plan: Plan, cost: dict[str, int], fashion: bool) -> int:
     seeds = 2 * plan.seeds + FASHION_SEEDS * fashion
     sweep = len(plan.lrs) * len(plan.lams) * plan.sweep_epochs
     every = sum(cost.values()) * (seeds * plan.epochs + sweep)
