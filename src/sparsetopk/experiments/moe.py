@@ -66,7 +66,7 @@ class Setting:
 
 SMALL = vit.Shape(32, 4, 96, 6, 3, 192)
 # AdamW, the decay and its strength are the paper's.
-_ADAM = Recipe("adamw", "linear", 1e-3, 600, 60, 128, 32, weight_decay=0.1, chunk=128)
+_ADAM = Recipe("adamw", "linear", 1e-3, 400, 40, 128, 32, weight_decay=0.1, chunk=128)
 FULL = Setting(
     Part("small ViT", _ADAM, 3, experts=16),
     Part(
@@ -79,10 +79,10 @@ FULL = Setting(
     (0.03, 0.1, 0.3),
     5,
 )
-_TINY = replace(_ADAM, lr=3e-3, steps=80, warmup=8, batch=64, pixels=0, chunk=64)
+_TINY = replace(_ADAM, lr=3e-3, steps=50, warmup=5, batch=64, pixels=0, chunk=64)
 QUICK = Setting(
     Part("tiny ViT", _TINY, 3, experts=4),
-    Part("tiny ViT", replace(_TINY, steps=30, warmup=3), 3, experts=4),
+    Part("tiny ViT", replace(_TINY, steps=20, warmup=2), 3, experts=4),
     (0.1, 0.3),
     5,
 )
