@@ -396,6 +396,12 @@ def test_moe_time_claim(ratio, verdict):
     assert claim.verdict == verdict
 
 
+def test_noisy_times_decide_nothing():
+    result = moe_result({})
+    result["results"]["timing"]["seconds"]["step"]["Dykstra-10"] = [0.9, 2.4, 1.4]
+    assert moe.claims(result)[1].verdict == "not measured"
+
+
 def test_missing_weights_write_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar, "cifar100", lambda options: cifar.digits())
     monkeypatch.setenv("SPARSETOPK_DATA", str(tmp_path))

@@ -1,6 +1,6 @@
 """Fig. 6 of the paper: a pretrained ViT is fine-tuned with cross-entropy or with a top-3 loss.
 
-The full form trains on CIFAR-100: ViT-S/14 at 56 pixels and batches of 48 on a CPU; elsewhere the
+The full form trains on CIFAR-100: ViT-S/14 at 56 pixels and batches of 64 on a CPU; elsewhere the
 paper's ViT-B/16 and batches of 512, at 384 pixels as Dosovitskiy et al. (2021). The quick form has no
 pretrained weights: it trains a tiny ViT on half of the classes first, and then with all of them.
 """
@@ -67,8 +67,8 @@ class Setting:
     rounds: int  # of the timing
 
 
-RATES = (0.003, 0.01, 0.03)  # of those that Dosovitskiy et al. try
-_SGD = Recipe("sgd", "cosine", lr=0.0, steps=100, warmup=10, batch=48, pixels=56, chunk=48)
+RATES = (0.001, 0.003, 0.01, 0.03)  # those of Dosovitskiy et al.; the paper takes 3e-3 and 5e-3
+_SGD = Recipe("sgd", "cosine", lr=0.0, steps=100, warmup=10, batch=64, pixels=56)
 CORES = Setting("ViT-S/14", _SGD, RATES, 3, (1, 3, 5, 10), 5)
 PAPER = Setting(
     "ViT-B/16",
@@ -81,8 +81,8 @@ PAPER = Setting(
 # Ten digits: the top 10 would be all of them.
 QUICK = Setting(
     "tiny ViT",
-    replace(_SGD, steps=30, warmup=3, pixels=0),
-    (0.01, 0.03, 0.1, 0.3),
+    replace(_SGD, steps=40, warmup=4, pixels=0),
+    RATES,
     3,
     (1, 3, 5),
     5,
@@ -103,7 +103,7 @@ def make_loss(name: str) -> Loss:
 def tiny_shape(images: Images) -> vit.Shape:
     """4 x 4 patches."""
     channels, pixels = images.train.x.shape[1:3]
-    return vit.Shape(pixels, pixels // 4, 48, 4, 3, 96, channels=channels)
+    return vit.Shape(pixels, pixels // 4, 48, 2, 3, 96, channels=channels)
 
 
 def backbone_of(name: str, pixels: int, images: Images, options: Options) -> Callable[[], vit.ViT]:

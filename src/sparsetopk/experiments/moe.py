@@ -66,23 +66,23 @@ class Setting:
 
 SMALL = vit.Shape(32, 4, 96, 6, 3, 192)
 # AdamW, lr, its decay and that of the weights are the paper's for (a); the lr of (b) is not tuned.
-_ADAM = Recipe("adamw", "linear", 1e-3, 300, 30, 128, 32, weight_decay=0.1, chunk=128)
+_ADAM = Recipe("adamw", "linear", 1e-3, 250, 25, 128, 32, weight_decay=0.1, chunk=128)
 FULL = Setting(
     Part("small ViT", _ADAM, 3, experts=16),
     Part(
         "ViT-S/14",
         replace(_ADAM, lr=1e-4, steps=60, warmup=6, batch=64, pixels=56, chunk=64, save_every=20),
-        2,
+        3,
         experts=4,
         capacity_factor=1.5,
     ),
     (0.03, 0.1, 0.3),
     5,
 )
-_TINY = replace(_ADAM, lr=3e-3, steps=50, warmup=5, batch=64, pixels=0, chunk=64)
+_TINY = replace(_ADAM, lr=3e-3, steps=80, warmup=8, batch=64, pixels=0, chunk=64)
 QUICK = Setting(
     Part("tiny ViT", _TINY, 3, experts=4),
-    Part("tiny ViT", replace(_TINY, steps=20, warmup=2), 3, experts=4),
+    Part("tiny ViT", replace(_TINY, steps=30, warmup=3), 3, experts=4),
     (0.1, 0.3),
     5,
 )
@@ -323,7 +323,8 @@ def _accuracy_claim(result: dict[str, Any]) -> Claim:
 
 
 def _time_claim(result: dict[str, Any]) -> Claim:
-    """Reproduced if the ratio of whole steps is the paper's, within a tenth and two standard errors."""
+    """Reproduced if the ratio of whole steps is the paper's within a tenth; not measured if two
+    standard errors are more than that."""
     seconds = result["results"]["timing"]["seconds"]
     step, alone = seconds["step"], seconds["router"]
     ratios = {
@@ -331,14 +332,17 @@ def _time_claim(result: dict[str, Any]) -> Claim:
         for name in ROUTERS[1:]
     }
     mean, error = ratios["Dykstra-10"]
-    met = abs(mean - PAPER_RATIO) <= 0.1 * PAPER_RATIO + 2 * error
+    verdict: Any = "not measured"
+    if 2 * error <= 0.1 * PAPER_RATIO:
+        near = abs(mean - PAPER_RATIO) <= 0.1 * PAPER_RATIO
+        verdict = "reproduced" if near else "not reproduced"
     said = ", ".join(f"{n} {m:.2f} ± {e:.2f}" for n, (m, e) in ratios.items())
     millis = ", ".join(f"{n} {1000 * statistics.median(t):.2f} ms" for n, t in alone.items())
     return Claim(
         "The relaxed router makes training take half as long again",
         "15 hours against 10, with Dykstra-10",
         f"time of a step against the hard router's: {said}",
-        "reproduced" if met else "not reproduced",
-        f"{'Dearer' if mean > PAPER_RATIO else 'Cheaper'} here, on other hardware. The router alone "
-        f"with its gradient, for 8 groups of the paper's size: {millis}.",
+        verdict,
+        "On other hardware. The router alone with its gradient, for 8 groups of the paper's size: "
+        f"{millis}.",
     )
