@@ -119,9 +119,14 @@ def test_readme_names_the_two_commands():
     assert "make test" in readme
 
 
-def test_demo_draws_the_picture_and_prints_the_table(tmp_path, capsys):
+def test_demo_draws_the_picture_and_prints_the_tables(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("torch")
+    from sparsetopk.experiments import demo
+
+    train_all = demo.train_all
+    monkeypatch.setattr(demo, "train_all", lambda: train_all(epochs=2))
     assert cli.main(["demo", "--out", str(tmp_path / "new")]) == 0
-    assert (tmp_path / "new" / "figure1.png").stat().st_size > 10_000
+    assert (tmp_path / "new" / "demo.png").stat().st_size > 10_000
     table = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
     rows = {cells[0]: [c.strip() for c in cells if c] for cells in table}
     # mask, exactly 0 or 1, jump of y, jump of slope on Fig. 1 and at saturation
@@ -130,6 +135,8 @@ def test_demo_draws_the_picture_and_prints_the_table(tmp_path, capsys):
     assert float(rows["p = 4/3"][3]) < 0.01
     np.testing.assert_allclose(float(rows["p = 4/3"][4]), 1.6705, atol=1e-3)
     assert float(rows["two-sided p = 3/2"][4]) < 0.01
+    for method in ("hard", "smooth"):
+        assert rows[method][-1] == "10.0 %"
 
 
 def test_info(capsys):

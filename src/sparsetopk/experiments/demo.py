@@ -30,11 +30,12 @@ def setting(method: str, epochs: int = EPOCHS) -> Setting:
 def train_all(epochs: int = EPOCHS) -> dict[str, Any]:
     """One seed of every method on scikit-learn's digits."""
     x, y, x_test, y_test = map(torch.from_numpy, digits.digits())
-    found = {}
+    found: dict[str, Any] = {}
     for method in METHODS:
         made = train(setting(method, epochs), (x, y, x_test, y_test), 0, Unsaved())
-        found[method] = {"setting": asdict(setting(method, epochs))}
-        found[method] |= {key: [value] for key, value in made.items()}
+        found[method] = {"setting": asdict(setting(method, epochs))} | {
+            key: [value] for key, value in made.items()
+        }
     return found
 
 

@@ -63,7 +63,7 @@ def straight_through_topk_mag(w: Tensor, k: int, lam: float, relative: bool) -> 
 def prune_by(setting: Setting, model: nn.Module, steps: int) -> Pruner | None:
     ramp = round(setting.ramp * steps)
     options: dict[str, Any] = {"keep": KEEP, "schedule": KeepSchedule(ramp) if ramp else None}
-    ours = {"lam": setting.lam, "relative": setting.relative}
+    ours: dict[str, Any] = {"lam": setting.lam, "relative": setting.relative}
     match setting.method:
         case "dense":
             return None
@@ -76,6 +76,11 @@ def prune_by(setting: Setting, model: nn.Module, steps: int) -> Pruner | None:
     p = {"p = 2": 2.0, "p = 4/3": 4 / 3}[setting.method]
     scale: Any = "rms" if setting.relative else None
     return prune(model, lam=setting.lam, p=p, lam_scale=scale, **options)
+
+
+def layers(model: nn.Sequential) -> list[Any]:
+    """Its linear layers; between them are ReLUs."""
+    return list(model)[::2]
 
 
 def network(inputs: int, seed: int, scale: float = 1.0) -> nn.Sequential:
@@ -125,7 +130,7 @@ class Trainer:
         if self.pruner is None:
             return self.model
         model = network(self.data[0].shape[1], 0).to(self.data[0].device)
-        for ours, layer in zip(self.model[::2], model[::2], strict=True):
+        for ours, layer in zip(layers(self.model), layers(model), strict=True):
             w = ours.parametrizations.weight.original.detach()
             layer.weight.data = topk_mag(w.flatten(), round(KEEP * w.numel()), 0.0).view_as(w)
             layer.bias.data = ours.bias.data
@@ -152,7 +157,7 @@ class Trainer:
 @torch.no_grad()
 def nonzeros(model: nn.Sequential) -> float:
     """The share of weights that are not 0."""
-    weights = [layer.weight for layer in model[::2]]
+    weights = [layer.weight for layer in layers(model)]
     return sum(int(w.count_nonzero()) for w in weights) / sum(w.numel() for w in weights)
 
 
