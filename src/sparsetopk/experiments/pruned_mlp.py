@@ -78,11 +78,6 @@ def prune_by(setting: Setting, model: nn.Module, steps: int) -> Pruner | None:
     return prune(model, lam=setting.lam, p=p, lam_scale=scale, **options)
 
 
-def layers(model: nn.Sequential) -> list[Any]:
-    """Its linear layers; between them are ReLUs."""
-    return list(model)[::2]
-
-
 def network(inputs: int, seed: int, scale: float = 1.0) -> nn.Sequential:
     """The paper's MLP, inputs-32-32-10; the same seed gives every method the same weights."""
     with torch.random.fork_rng(devices=[]):
@@ -92,6 +87,10 @@ def network(inputs: int, seed: int, scale: float = 1.0) -> nn.Sequential:
         assert isinstance(layer.weight, Tensor)
         layer.weight.data *= scale
     return nn.Sequential(*layers)
+
+
+def linear(model: nn.Sequential) -> list[Any]:
+    return [layer for layer in model if isinstance(layer, nn.Linear)]
 
 
 class Trainer:
@@ -105,14 +104,14 @@ class Trainer:
         self.pruner = prune_by(setting, self.model, steps)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=setting.lr)
         self.generator = torch.Generator().manual_seed(seed)
-        self.batch = setting.batch
+        self.batch, self.ramp = setting.batch, setting.ramp > 0
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         self.optimizer.zero_grad()
         loss = cross_entropy(self.model(x), y)
         loss.backward()
         self.optimizer.step()
-        if self.pruner is not None:
+        if self.pruner is not None and self.ramp:
             self.pruner.step()
         return loss.detach()
 
@@ -130,7 +129,7 @@ class Trainer:
         if self.pruner is None:
             return self.model
         model = network(self.data[0].shape[1], 0).to(self.data[0].device)
-        for ours, layer in zip(layers(self.model), layers(model), strict=True):
+        for ours, layer in zip(linear(self.model), linear(model), strict=True):
             w = ours.parametrizations.weight.original.detach()
             layer.weight.data = topk_mag(w.flatten(), round(KEEP * w.numel()), 0.0).view_as(w)
             layer.bias.data = ours.bias.data
@@ -157,7 +156,7 @@ class Trainer:
 @torch.no_grad()
 def nonzeros(model: nn.Sequential) -> float:
     """The share of weights that are not 0."""
-    weights = [layer.weight for layer in layers(model)]
+    weights = [layer.weight for layer in linear(model)]
     return sum(int(w.count_nonzero()) for w in weights) / sum(w.numel() for w in weights)
 
 
