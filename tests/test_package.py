@@ -127,16 +127,18 @@ def test_demo_draws_the_picture_and_prints_the_tables(tmp_path, capsys, monkeypa
     monkeypatch.setattr(demo, "train_all", lambda: train_all(epochs=2))
     assert cli.main(["demo", "--out", str(tmp_path / "new")]) == 0
     assert (tmp_path / "new" / "demo.png").stat().st_size > 10_000
-    table = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
-    rows = {cells[0]: [c.strip() for c in cells if c] for cells in table}
+    masks, networks = (
+        {line.split("  ")[0]: [c.strip() for c in line.split("  ") if c] for line in lines}
+        for lines in (t.splitlines() for t in capsys.readouterr().out.split("A network"))
+    )
     # mask, exactly 0 or 1, jump of y, jump of slope on Fig. 1 and at saturation
-    assert float(rows["hard"][2]) == 1
-    assert float(rows["p = 2"][3]) == 0.5
-    assert float(rows["p = 4/3"][3]) < 0.01
-    np.testing.assert_allclose(float(rows["p = 4/3"][4]), 1.6705, atol=1e-3)
-    assert float(rows["two-sided p = 3/2"][4]) < 0.01
+    assert float(masks["hard"][2]) == 1
+    assert float(masks["p = 2"][3]) == 0.5
+    assert float(masks["p = 4/3"][3]) < 0.01
+    np.testing.assert_allclose(float(masks["p = 4/3"][4]), 1.6705, atol=1e-3)
+    assert float(masks["two-sided p = 3/2"][4]) < 0.01
     for method in ("hard", "smooth"):
-        assert rows[method][-1] == "10.0 %"
+        assert networks[method][-1] == "10.0 %"
 
 
 def test_info(capsys):
