@@ -120,8 +120,10 @@ def test_readme_names_the_two_commands():
 
 
 def test_demo_draws_the_picture_and_prints_the_tables(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
     from sparsetopk.experiments import demo
+
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)  # it would stay for all tests
 
     train_all = demo.train_all
     monkeypatch.setattr(demo, "train_all", lambda: train_all(epochs=2))

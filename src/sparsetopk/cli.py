@@ -32,8 +32,11 @@ def _info(_: argparse.Namespace) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> None:
+    import torch
+
     from .experiments import demo
 
+    torch.set_num_threads(1)  # for networks so small, a second one only waits
     print(demo.main(arguments.out))
 
 
