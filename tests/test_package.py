@@ -123,7 +123,9 @@ def test_demo_draws_the_picture_and_prints_the_tables(tmp_path, capsys, monkeypa
     torch = pytest.importorskip("torch")
     from sparsetopk.experiments import demo
 
-    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)  # it would stay for all tests
+    monkeypatch.setattr(
+        torch, "set_num_threads", lambda threads: None
+    )  # it would stay for all tests
 
     train_all = demo.train_all
     monkeypatch.setattr(demo, "train_all", lambda: train_all(epochs=2))
