@@ -518,3 +518,32 @@ def test_errors_of_schedules(schedule):
         schedule(0)
     with pytest.raises(ValueError, match="shape must be 'linear' or 'cubic', got 'square'"):
         schedule(3, shape="square")
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_any_optimiser_is_noticed(fused):
+    """Fused ones do not raise the version of a parameter."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(20, 5)
+    prune(model, 0.3, lam=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=fused)
+    x, before = torch.randn(8, 20), model.weight.detach().clone()
+    model(x).square().mean().backward()
+    optimizer.step()
+    assert not torch.equal(model.weight, before)
+    original = model.parametrizations.weight.original.detach()
+    expected = st.topk_mag(original.flatten(), 30, 0.1).view_as(original)
+    torch.testing.assert_close(model.weight.detach(), expected)
+
+
+def test_a_copy_is_finalised_alone():
+    model = torch.nn.Sequential(torch.nn.Linear(20, 5), torch.nn.Linear(5, 2))
+    prune(model, 0.3, lam=0.1)
+    x = torch.randn(8, 20)
+    expected = model(x)
+    copied = finalize(copy.deepcopy(model))
+    torch.testing.assert_close(copied(x), expected)
+    torch.testing.assert_close(model(x), expected)
+    assert type(copied[0]) is torch.nn.Linear
+    finalize(model)
+    torch.testing.assert_close(model(x), expected)

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..arguments import check_positive_int
 from .arguments import Number, check_exponent, check_lam, check_number, is_plain
@@ -212,7 +213,7 @@ class _Group:
         """From the last solution, as long as nothing has changed."""
         inference = torch.is_inference_mode_enabled()
         versions = [(id(x), x._version, x.data_ptr(), x.requires_grad) for x in originals]
-        key = (inference, self.k, self.lam, versions)
+        key = (inference, self.k, self.lam, _steps, versions)
         if key != self._key:
             self._key, self._ys = None, ()  # before there is a new one: they may be large
             self._ys = self._solve(originals, inference)
@@ -274,6 +275,17 @@ def _count_units(w: Tensor, unit: str) -> int:
 def _scale_rows(w: Tensor, norm: Tensor, kept: Tensor) -> Tensor:
     scale = torch.where(norm > 0, kept / torch.where(norm > 0, norm, 1.0), 0.0)
     return w * scale.reshape(-1, *[1] * (w.ndim - 1))
+
+
+_steps = 0  # of all optimisers: fused ones change a parameter and leave its version as it was
+
+
+def _count_step(*_: object) -> None:
+    global _steps
+    _steps += 1
+
+
+register_optimizer_step_post_hook(_count_step)
 
 
 class Pruned(torch.nn.Module):
@@ -547,6 +559,14 @@ def _total(rows: list[Row]) -> Row:
     return Row("total", (n,), kept, kept / max(n, 1), sum(row.fractional for row in rows))
 
 
+def _own_class(module: torch.nn.Module) -> None:
+    """Copies of a module share the class that torch made for it, from which a removal takes the
+    parameter: for all of them."""
+    shared = type(module)
+    members = {k: v for k, v in vars(shared).items() if k not in ("__dict__", "__weakref__")}
+    module.__class__ = type(shared.__name__, shared.__bases__, members)
+
+
 def finalize(model: torch.nn.Module, hard: bool = False) -> torch.nn.Module:
     """Replace pruned parameters by plain ones, as the layers see them now; returns the model.
 
@@ -564,6 +584,7 @@ def finalize(model: torch.nn.Module, hard: bool = False) -> torch.nn.Module:
             for _, module, parameter, part in found
         ]
         for (_, module, parameter, _), value in zip(found, values, strict=True):
+            _own_class(module)
             parametrize.remove_parametrizations(module, parameter, leave_parametrized=False)
             getattr(module, parameter).copy_(value)
     return model
