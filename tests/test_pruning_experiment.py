@@ -17,6 +17,8 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 pytest.importorskip("tqdm")
 
+from tqdm import tqdm  # noqa: E402
+
 from sparsetopk.experiments import data, demo, digits, pruning  # noqa: E402
 from sparsetopk.experiments.pruned_mlp import (  # noqa: E402
     METHODS,
@@ -28,7 +30,15 @@ from sparsetopk.experiments.pruned_mlp import (  # noqa: E402
 )
 from sparsetopk.experiments.runs import Checkpoint, ExperimentError, Options  # noqa: E402
 
-TINY = replace(pruning.QUICK, epochs=2, sweep_epochs=1, variant_epochs=1, lrs=(0.3,), lams=(0.3, 1))
+TINY = replace(
+    pruning.QUICK,
+    epochs=2,
+    best_epochs=2,
+    sweep_epochs=1,
+    variant_epochs=1,
+    lrs=(0.3,),
+    lams=(0.3, 1),
+)
 PRUNED = [method for method in METHODS if method != "dense"]
 
 
@@ -227,7 +237,14 @@ pruning.carry_out(replace(pruning.QUICK, **eval(sys.argv[2])), Options(Path(sys.
 
 @pytest.mark.slow
 def test_killed_and_started_again(tmp_path):
-    plan = {"epochs": 3, "sweep_epochs": 1, "variant_epochs": 1, "lrs": (0.3,), "lams": (1.0,)}
+    plan = {
+        "epochs": 3,
+        "best_epochs": 3,
+        "sweep_epochs": 1,
+        "variant_epochs": 1,
+        "lrs": (0.3,),
+        "lams": (1.0,),
+    }
 
     def start(out):
         command = [sys.executable, "-c", SCRIPT, str(out), repr({**plan, "batch": 256})]
@@ -260,6 +277,20 @@ def test_every_method_is_swept_with_the_same_budget():
     for plan in (pruning.FULL, pruning.QUICK):
         budgets = {len(set(pruning.swept_settings(plan, method))) for method in METHODS}
         assert budgets == {len(plan.lrs) * len(plan.lams)}
+
+
+@pytest.mark.slow
+def test_the_bar_ends_at_its_total(tmp_path, monkeypatch):
+    bars = []
+
+    def remember(*args, **kwargs):
+        bars.append(tqdm(*args, **kwargs))
+        return bars[-1]
+
+    monkeypatch.setattr(pruning, "tqdm", remember)
+    for _ in range(2):  # made, then read
+        pruning.carry_out(replace(TINY, seeds=1, best_epochs=1), Options(tmp_path))
+    assert [bar.n for bar in bars] == [bar.total for bar in bars]
 
 
 def test_the_papers_setting():
@@ -361,6 +392,11 @@ def test_a_difference_within_the_spread_is_none():
     _, faster, better, comparable, _ = pruning.claims(made_up(near, near))
     assert faster.verdict == better.verdict == "not reproduced"
     assert comparable.verdict == "reproduced"
+
+
+def test_networks_that_learned_nothing_are_not_comparable():
+    nothing = dict.fromkeys(METHODS, 0.88)
+    assert pruning.claims(made_up(nothing, nothing))[3].verdict == "not reproduced"
 
 
 def test_one_of_two_operators_is_partly():

@@ -2,9 +2,10 @@
 
 Its parts: "paper" is the paper's setting: SGD, batches of 128, learning rate 1e-2, lam = 1e-4, 30
 epochs. "sweep" tries learning rates and lam on a validation split, as many settings for every method;
-"best" trains with the ones it chose, on the whole training set, and "ramp" does the same while keep goes
-from everything to 10 % in the first half of the steps. "variants" changes one thing at a time, to see
-what makes pruning work. The sweep never sees the test set; the other parts choose nothing.
+"best" trains with the ones it chose, on the whole training set (in the full form for half as many
+epochs), and "ramp" does the same while keep goes from everything to 10 % in the first half of the steps.
+"variants" changes one thing at a time, to see what makes pruning work. The sweep never sees the test
+set; the other parts choose nothing.
 
 Relaxed operators keep some more weights than k while they train, and with a large lam many more. So
 every error is measured twice: of the network as it is trained, and of the one with exactly 10 % of each
@@ -33,7 +34,7 @@ from tqdm import tqdm
 from . import digits
 from .data import at_hand
 from .drawing import COLOURS, pyplot, save, tidy
-from .pruned_mlp import KEEP, METHODS, Setting, Tensors, Trainer, train
+from .pruned_mlp import CHANCE, KEEP, METHODS, Setting, Tensors, Trainer, train
 from .runs import Book, Claim, ExperimentError, Options, mean_and_error
 
 TITLE = "Pruning while training (Fig. 5)"
@@ -50,6 +51,7 @@ class Plan:
     data: str
     batch: int
     epochs: int
+    best_epochs: int
     sweep_epochs: int
     variant_epochs: int
     seeds: int
@@ -59,8 +61,9 @@ class Plan:
     lams: tuple[float, ...]
 
 
-FULL = Plan("mnist", 128, 30, 6, 10, 5, 3, 1 / 12, (0.1, 0.3, 1.0), (0.1, 0.3, 1.0, 3.0))
-QUICK = Plan("digits", 32, 10, 4, 3, 2, 1, 1 / 4, (0.3, 1.0), (0.3, 1.0))
+# "best" has half the epochs of the paper: straight through takes about half of all the time.
+FULL = Plan("mnist", 128, 30, 15, 4, 5, 5, 3, 1 / 12, (0.1, 0.3, 1.0), (0.1, 0.3, 1.0, 3.0))
+QUICK = Plan("digits", 32, 4, 8, 4, 3, 2, 1, 1 / 4, (0.3, 1.0), (0.3, 1.0))
 
 UNCHANGED = "as it is"
 # One change at a time: to the paper's setting, and to one in which the relaxed operators do well.
@@ -174,7 +177,7 @@ def carry_out(plan: Plan, options: Options) -> dict[str, Any]:
             for m in METHODS
         }
         results["sweep"] = {m: _sweep(runs, plan, m, held_out) for m in METHODS}
-        best = {m: replace(_best(results["sweep"][m]), epochs=plan.epochs) for m in METHODS}
+        best = {m: replace(_best(results["sweep"][m]), epochs=plan.best_epochs) for m in METHODS}
         results["best"] = {
             m: runs.seeds("best", m, best[m], everything, range(plan.seeds)) for m in METHODS
         }
@@ -252,10 +255,10 @@ def _microseconds_per_epoch(plan: Plan, data: Tensors, steps: int = 10) -> dict[
 
 
 def _microseconds(plan: Plan, cost: dict[str, int], fashion: bool) -> int:
-    seeds = 2 * plan.seeds + FASHION_SEEDS * fashion
+    best = plan.seeds + FASHION_SEEDS * fashion
     sweep = len(plan.lrs) * len(plan.lams) * plan.sweep_epochs
-    every = sum(cost.values()) * (seeds * plan.epochs + sweep)
-    ramp = (sum(cost.values()) - cost["dense"]) * plan.epochs
+    every = sum(cost.values()) * (plan.seeds * plan.epochs + best * plan.best_epochs + sweep)
+    ramp = (sum(cost.values()) - cost["dense"]) * plan.best_epochs
     changed = sum(cost[setting.method] * setting.epochs for _, _, setting in variants(plan))
     return every + plan.variant_seeds * (ramp + changed)
 
@@ -328,7 +331,9 @@ def claims(result: dict[str, Any]) -> list[Claim]:
             results,
             "The relaxed operators are comparable to the straight-through baseline",
             "5.9 % and comparable",
-            lambda part, m: not _below(final_error(part["straight-through"]), final_error(part[m])),
+            lambda part, m: _comparable(
+                final_error(part[m]), final_error(part["straight-through"])
+            ),
             final_error,
             ("straight-through", *RELAXED),
             f"error after the last epoch, {place}",
@@ -393,6 +398,11 @@ def _nonzeros(results: dict[str, Any]) -> Claim:
 def _below(a: Spread, b: Spread) -> bool:
     """By more than two standard errors of the difference."""
     return a[0] + 2 * math.hypot(a[1], b[1]) < b[0]
+
+
+def _comparable(a: Spread, b: Spread) -> bool:
+    """Not worse by a point, whatever the spread; two that have learned nothing do not count."""
+    return a[0] + 2 * math.hypot(a[1], b[1]) < b[0] + 0.01 and max(a[0], b[0]) < CHANCE / 2
 
 
 def _percent(value: Spread) -> str:
