@@ -62,7 +62,7 @@ class Plan:
 
 
 # "best" has half the epochs of the paper: straight through takes about half of all the time.
-FULL = Plan("mnist", 128, 30, 15, 4, 5, 5, 3, 1 / 12, (0.1, 0.3, 1.0), (0.1, 0.3, 1.0, 3.0))
+FULL = Plan("mnist", 128, 30, 15, 4, 5, 5, 3, 1 / 12, (0.1, 0.3, 1.0, 3.0), (0.1, 0.3, 1.0, 3.0))
 QUICK = Plan("digits", 32, 4, 8, 4, 3, 2, 1, 1 / 4, (0.3, 1.0), (0.3, 1.0))
 
 UNCHANGED = "as it is"
