@@ -5,6 +5,9 @@ over the tensors (``passes``): a sample brackets the boundary, one pass over eve
 undecided entries, histograms of these narrow the bracket where the relaxation pools less than it spans,
 and Newton's method ends in the threshold. Two more read everything once: one writes the output, and in
 the backward one adds up what the other one needs to write the cotangents.
+
+With a group of processes the row is that of all their tensors: what a pass returns is added up over the
+ranks, and every rank finds the same threshold.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,18 +39,23 @@ from .arguments import (
     is_plain,
 )
 from .differentiable import relax
+from .groups import Shared, check_group
 from .passes import (
     BUCKETS,
     Block,
     Bounds,
     CompiledPasses,
     Counts,
+    GroupPasses,
     Passes,
     Spread,
     State,
     TorchPasses,
 )
 from .vectorized import MAGNITUDE
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 # At least so many entries are looked at first, spread evenly; a row of fewer than twice as many is
 # solved from them at once.
@@ -66,6 +74,7 @@ def topk_mag_multi(
     p: float = 2.0,
     debias: bool = True,
     straight_through: bool = False,
+    group: ProcessGroup | None = None,
 ) -> list[Tensor]:
     """``topk_mag`` over all entries of many tensors together: one k, one threshold.
 
@@ -74,6 +83,11 @@ def topk_mag_multi(
     dtype. ``k`` and ``lam`` are numbers, or tensors with one entry that may require gradients. Returns
     a list of outputs of the same shapes. Second derivatives, forward mode, ``torch.func`` and tracing go
     through the concatenation, and need its memory.
+
+    With a ``group``, it is the top-k over the tensors of all its processes, which differ from rank to
+    rank; k and lam do not. Every rank calls it with at least one tensor, which may be empty, and runs
+    the backward. It gets its own part of the outputs and of the cotangents of the tensors, and those of
+    k and lam whole. The lowest rank wins a tie at ``lam = 0``. First derivatives only.
 
     >>> topk_mag_multi([torch.tensor([3.0, -0.1]), torch.tensor([[-2.0, 0.2]])], k=2, lam=0.1)
     [tensor([3., 0.]), tensor([[-2.,  0.]])]
@@ -84,13 +98,18 @@ def topk_mag_multi(
         check_number(name, value)
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ValueError(f"{name} must have one entry, got shape {tuple(value.shape)}")
-    check_k(k, n, isinstance(k, Tensor) and is_plain(k))
     check_lam(lam, isinstance(lam, Tensor) and is_plain(lam))
-    if n == 0:
-        return [x.clone() for x in tensors]
-    options = _Options(e, debias, straight_through)
-    if not is_plain() or any(type(x) not in (Tensor, torch.nn.Parameter) for x in tensors):
-        return _concatenated(tensors, k, lam, options)
+    shared = check_group(group)
+    options = _Options(e, debias, straight_through, shared)
+    plain = is_plain() and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+    if shared is None:
+        check_k(k, n, isinstance(k, Tensor) and is_plain(k))
+        if n == 0:
+            return [x.clone() for x in tensors]
+        if not plain:
+            return _concatenated(tensors, k, lam, options)
+    elif not plain:
+        raise ValueError("group must be None in torch.func, forward mode and tracing, got a group")
     return list(_Multi.apply(k, lam, options, *tensors))  # type: ignore[no-untyped-call]
 
 
@@ -99,6 +118,7 @@ class _Options:
     exponent: float
     debias: bool
     straight_through: bool
+    shared: Shared | None
 
 
 def _check_tensors(tensors: object) -> list[Tensor]:
@@ -127,14 +147,15 @@ class _Multi(torch.autograd.Function):
         ctx: Any, k: Number, lam: Number, options: _Options, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         outs = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
-        xs = [_flat(x) for x in tensors]
-        passes = _passes(xs, [out.view(-1) for out in outs])
+        xs, shared = [_flat(x) for x in tensors], options.shared
+        survey = Survey.of(xs) if shared is None else _survey(xs, shared, float(k), float(lam))
+        passes = _passes(xs, [out.view(-1) for out in outs], shared)
         e, debias, straight = options.exponent, options.debias, options.straight_through
-        row = ctx.row = solve(xs, passes, float(k), float(lam), e, debias, writes=not straight)
-        ctx.left = _left(passes, row)
+        row = ctx.row = solve(survey, passes, float(k), float(lam), e, debias, writes=not straight)
+        ctx.left = _left(passes, row, shared)
         if straight:
-            hard = solve(xs, passes, row.k, 0.0, e, debias)
-            passes.apply(hard, _left(passes, hard))
+            hard = solve(survey, passes, row.k, 0.0, e, debias)
+            passes.apply(hard, _left(passes, hard, shared))
         else:
             passes.apply(row, ctx.left)
         ctx.save_for_backward(*tensors, *(v for v in (k, lam) if isinstance(v, Tensor)))
@@ -148,11 +169,15 @@ class _Multi(torch.autograd.Function):
         count = len(gs)
         tensors, numbers = ctx.saved_tensors[:count], list(ctx.saved_tensors[count:])
         k, lam = (numbers.pop(0) if v is None else v for v in ctx.numbers)
+        shared = ctx.options.shared
         if torch.is_grad_enabled():
+            if shared is not None:
+                raise RuntimeError("topk_mag_multi has no second derivatives over a group")
             return _differentiable_backward(k, lam, tensors, gs, ctx.options, ctx.needs_input_grad)
         outs = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
         cotangents = [None if g is None else _flat(g) for g in gs]
-        passes = _passes([_flat(x) for x in tensors], [out.view(-1) for out in outs], cotangents)
+        flat = [out.view(-1) for out in outs]
+        passes = _passes([_flat(x) for x in tensors], flat, shared, cotangents)
         row = ctx.row
         sums = passes.block_sums(row)
         dk, dlam = 0.0, passes.cotangents(row, sums, ctx.left)
@@ -174,10 +199,14 @@ def _like(value: float, like: Number) -> Tensor | None:
 
 
 def _passes(
-    xs: list[Tensor], outs: list[Tensor], gs: list[Tensor | None] | None = None
-) -> CompiledPasses | TorchPasses:
+    xs: list[Tensor],
+    outs: list[Tensor],
+    shared: Shared | None,
+    gs: list[Tensor | None] | None = None,
+) -> Passes:
     compiled = native is not None and all(x.is_cpu for x in xs)
-    return (CompiledPasses if compiled else TorchPasses)(xs, outs, gs)
+    passes = (CompiledPasses if compiled else TorchPasses)(xs, outs, gs)
+    return passes if shared is None else GroupPasses(passes, shared)
 
 
 def _differentiable_backward(
@@ -203,21 +232,66 @@ def _differentiable_backward(
     return (in_k, in_lam, None, *others)
 
 
-def _left(passes: Passes, row: Spread) -> Array:
+def _left(passes: Passes, row: Spread, shared: Shared | None) -> Array:
     """For lam = 0, the mass for the entries of each piece at the pivot, infinite if it is for all of
     them: the first ones come first."""
     if row.lam > 0 or not math.isfinite(row.state.pivot):
         return np.zeros(())
     ties = passes.at_pivot(row.state.pivot)
     left = row.state.delta - (np.cumsum(ties) - ties)
+    if shared is not None:  # and the lower ranks before
+        left -= float(shared.gather(torch.tensor(ties.sum()))[: shared.rank].sum())
     return np.where(left >= ties, np.inf, np.maximum(left, 0.0))
 
 
 # ------------------------------------------------------------------------------------- the threshold
 
 
+class Survey(NamedTuple):
+    """What is known of the row before any pass."""
+
+    n: int
+    sample: Tensor  # sizes at even distances
+    has_doubles: bool
+
+    @classmethod
+    def of(cls, xs: list[Tensor]) -> Survey:
+        n = sum(x.numel() for x in xs)
+        return cls(n, _sample(xs, n, 0), _has_doubles(xs))
+
+    @property
+    def resolution(self) -> tuple[int, float]:
+        """The last bits of a double that sizes do not use, and the largest size."""
+        if self.has_doubles:
+            return 0, float(np.finfo(np.float64).max)
+        return 29, float(np.finfo(np.float32).max)
+
+
+def _has_doubles(xs: list[Tensor]) -> bool:
+    return any(x.dtype == torch.float64 for x in xs)
+
+
+def _survey(xs: list[Tensor], shared: Shared, k: float, lam: float) -> Survey:
+    """Of the tensors of all ranks, by two collectives; that k and lam fit is seen on all of them."""
+    here = [sum(x.numel() for x in xs), len(xs), _has_doubles(xs), k, lam]
+    sizes, lengths, doubles, ks, lams = shared.gather(torch.tensor(here, dtype=torch.float64)).T
+    if not lengths.all():
+        raise ValueError("tensors must have at least one tensor on every rank, got none on one")
+    for name, values in (("k", ks), ("lam", lams)):
+        if not torch.equal(values, values[:1].expand_as(values)):
+            raise ValueError(f"{name} must be the same on every rank, got {values.tolist()}")
+    n, before = int(sizes.sum()), int(sizes[: shared.rank].sum())
+    check_k(k, n, readable=True)
+    part = _sample(xs, n, before)
+    stride = _stride(n)
+    sample = torch.zeros(len(range(stride // 2, n, stride)), dtype=torch.float64)
+    first = len(range(stride // 2, before, stride))
+    sample[first : first + part.numel()] = part
+    return Survey(n, shared.sum(sample), bool(doubles.any()))
+
+
 def solve(
-    xs: list[Tensor],
+    survey: Survey,
     passes: Passes,
     k: float,
     lam: float,
@@ -225,27 +299,26 @@ def solve(
     debias: bool,
     writes: bool = True,
 ) -> Spread:
-    """The row of all entries of the flat tensors, with its state, for an output that is written next."""
+    """The row that was surveyed, with its state, for an output that is written next."""
     lam = max(lam, _LEAST_LAM) if lam > 0 else lam
     row = Spread(exponent, debias, k, lam, _INVALID)
-    n = sum(x.numel() for x in xs)
-    if not (0 <= k <= n and 0 <= lam < math.inf):
+    if not (0 <= k <= survey.n and 0 <= lam < math.inf):
         return row
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        return row._replace(state=_find(xs, passes, row, n, writes))
+        return row._replace(state=_find(survey, passes, row, writes))
 
 
-def _find(xs: list[Tensor], passes: Passes, row: Spread, n: int, writes: bool) -> State:
+def _find(survey: Survey, passes: Passes, row: Spread, writes: bool) -> State:
+    n, sample = survey.n, survey.sample
     if row.k in (0, n):
         nowhere = Bounds(math.inf, math.inf, math.inf, math.inf)
         invalid = passes.gather(nowhere, few=False).invalid
         return _INVALID if invalid else _NOTHING if row.k == 0 else _EVERYTHING
-    sample = _sample(xs, n)
     m = sample.numel()
     guess = _solve_sample(sample, row, m / n)
     if m == n or math.isnan(guess.pivot):
         return guess
-    search = _Search(passes, row, _resolution(xs), *_guess(sample, row.k / n))
+    search = _Search(passes, row, survey.resolution, *_guess(sample, row.k / n))
     if writes and (row.debias or row.lam == 0):
         low, high, *_ = search.bounds
         few = float(((sample >= low) & (sample <= high)).double().mean()) < _FEW
@@ -254,13 +327,17 @@ def _find(xs: list[Tensor], passes: Passes, row: Spread, n: int, writes: bool) -
     return _INVALID if narrow is None else narrow.threshold(guess)
 
 
-def _sample(xs: list[Tensor], n: int) -> Tensor:
-    """Sizes at even distances in the row of all entries."""
-    stride = max(1, n // _SAMPLE)
-    found, offset = [], 0
+def _stride(n: int) -> int:
+    return max(1, n // _SAMPLE)
+
+
+def _sample(xs: list[Tensor], n: int, before: int) -> Tensor:
+    """Sizes at even distances in the row of n entries, of which so many come before these."""
+    stride = _stride(n)
+    found = [torch.zeros(0, dtype=torch.float64)]
     for x in xs:
-        found.append(x[(stride // 2 - offset) % stride :: stride].to("cpu", torch.float64))
-        offset += x.numel()
+        found.append(x[(stride // 2 - before) % stride :: stride].to("cpu", torch.float64))
+        before += x.numel()
     return torch.cat(found).abs()
 
 
@@ -279,13 +356,6 @@ def _guess(sample: Tensor, share: float) -> tuple[float, float]:
     s = np.partition(sample.numpy(), sorted({m - 1 - max(first, 0), m - 1 - min(last, m - 1)}))
     hi = s[m - 1 - first] if first >= 0 else math.inf
     return (float(s[m - 1 - last]) if last < m else 0.0), float(hi)
-
-
-def _resolution(xs: list[Tensor]) -> tuple[int, float]:
-    """The last bits of a double that sizes do not use, and the largest size."""
-    if any(x.dtype == torch.float64 for x in xs):
-        return 0, float(np.finfo(np.float64).max)
-    return 29, float(np.finfo(np.float32).max)
 
 
 def _bits(a: float) -> int:

@@ -3,12 +3,13 @@
 Every pass looks at the tensors one after the other and returns a few numbers, added up over all of
 them (or the extremes of them); no pass needs two tensors at once, and the size of what it returns does
 not depend on theirs. ``CompiledPasses`` and ``TorchPasses`` are the same passes by the compiled core,
-for plain CPU tensors, and in torch operations.
+for plain CPU tensors, and in torch operations; ``GroupPasses`` are those of all processes of a group.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +22,7 @@ from .._types import Array, Ints
 from ..core import native
 from .arguments import Rows
 from .differentiable import from_state, hard_mask
+from .groups import Shared
 from .kernels import DTYPES
 from .scalars import PHIS, PNorm, lone_response
 from .vectorized import MAGNITUDE
@@ -245,6 +247,45 @@ class CompiledPasses:
         self._table["left"] = left
         total = np.array(sums)
         return native.pieces_cotangents(*self._with(row, total.ctypes.data))
+
+
+class GroupPasses:
+    """Over the shards of all ranks: each pass over those of this one, and a collective of its numbers.
+
+    What every rank can do with its own shards is left to it: ``at_pivot`` and ``apply``.
+    """
+
+    def __init__(self, inner: Passes, shared: Shared) -> None:
+        self._inner, self._shared = inner, shared
+        self.at_pivot, self.apply = inner.at_pivot, inner.apply
+
+    def _sum(self, values: Sequence[float], dtype: torch.dtype = torch.float64) -> list[Any]:
+        found: list[Any] = self._shared.sum(torch.tensor(values, dtype=dtype)).tolist()
+        return found
+
+    def gather(self, bounds: Bounds, few: bool) -> Counts:
+        return Counts(*self._sum(self._inner.gather(bounds, few), torch.int64))
+
+    def histogram(self, first: int, last: int, shift: int) -> Ints:
+        counts = self._inner.histogram(first, last, shift)
+        return self._shared.sum(torch.from_numpy(counts)).numpy()
+
+    def neighbours(self, cut: float) -> tuple[float, float]:
+        above, below = self._inner.neighbours(cut)
+        found = self._shared.largest(torch.tensor([-above, below], dtype=torch.float64))
+        return -float(found[0]), float(found[1])
+
+    def masses(self, row: Spread) -> tuple[float, float, float]:
+        mass, slope, above = self._sum(self._inner.masses(row))
+        return mass, slope, above
+
+    def block_sums(self, row: Spread) -> BlockSums:
+        sums = self._inner.block_sums(row)
+        return BlockSums(*self._sum(sums)) if row.has_threshold else sums
+
+    def cotangents(self, row: Spread, sums: BlockSums, left: Array) -> float:
+        in_lam = self._inner.cotangents(row, sums, left)
+        return in_lam if row.has_threshold else float(self._sum([in_lam])[0])
 
 
 class TorchPasses:
