@@ -1,6 +1,7 @@
 """Rows over many processes: equal to those of one process, by few messages of a fixed size."""
 
 import datetime
+import functools
 import os
 import traceback
 
@@ -10,7 +11,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import sparsetopk.torch as st  # noqa: E402
-from sparsetopk.torch import multi  # noqa: E402
+from sparsetopk.torch import kernels, multi, sharded, vectorized  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo"
@@ -18,10 +19,10 @@ pytestmark = pytest.mark.skipif(
 F64 = torch.float64
 
 
-def equal(found, expected, tolerance=1e-10):
-    """To rounding, in units of the largest number."""
+def equal(found, expected, tolerance=1e-10, least=1e-300):
+    """To rounding, in units of the largest number, or of ``least`` where all are small."""
     finite = expected[expected.isfinite()].abs()
-    scale = max(1e-300, float(finite.max())) if finite.numel() else 1.0
+    scale = max(least, float(finite.max())) if finite.numel() else 1.0
     torch.testing.assert_close(
         found, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True
     )
@@ -184,6 +185,178 @@ def multi_errors(group):
         torch.func.grad(lambda x: st.topk_mag_multi([x], 2, group=group)[0].sum())(x)
 
 
+# ------------------------------------------------------------------- batched rows (in processes)
+
+OPERATORS = {
+    "topk_mask": {},
+    "topk": {"p": 1.5, "two_sided": True},
+    "topk_mag": {"debias": False},
+    "topk_sign": {"p": 4 / 3},
+}
+
+
+def batch(name, dtype=F64):
+    """Six rows, along the middle dimension."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(2, 401, 3, generator=generator, dtype=F64)
+    if name == "ties":
+        x = (2 * x).round() / 2
+    if name == "cauchy":
+        x = x / torch.randn(x.shape, generator=generator, dtype=F64)
+    if name == "sorted":
+        x = x.sort(dim=1, descending=True).values
+    if name == "shifted":
+        x = x + 1e5
+    if name == "padded":
+        x[0, 100:] = -torch.inf
+        x[1, :3] = torch.inf
+    return x.to(dtype)
+
+
+def compare_rows(group, f, x, kind, k, lam, tolerance=1e-10):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    numbers = [torch.as_tensor(v, dtype=F64).clone().requires_grad_() for v in (k, lam)]
+    x = x.clone().requires_grad_()
+    g = torch.cos(torch.arange(x.numel(), dtype=x.dtype)).view_as(x)
+    counts = shares(x.shape[1], size, kind)
+    y = f(x, *numbers)
+    expected = torch.autograd.grad(y, [x, *numbers], g)
+    here = x.detach().split(counts, dim=1)[rank].clone().requires_grad_()
+    found_y = f(here, *numbers, group=group)
+    with Counting() as backward:
+        found = torch.autograd.grad(found_y, [here, *numbers], g.split(counts, dim=1)[rank])
+    finite = y.detach().split(counts, dim=1)[rank]
+    equal(found_y.detach(), finite, tolerance)
+    equal(found[0], expected[0].split(counts, dim=1)[rank], tolerance)
+    terms = float(expected[0].abs().sum().nan_to_num())  # dk and dlam are sums that may cancel
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        equal(one, other, tolerance, max(terms, 1e-300))
+    assert len(backward.sizes) <= 2
+
+
+def rows_equal_one_process(group):
+    per_row = torch.tensor([[[3.0, 20.0, 100.5]], [[1.0, 200.0, 2.0]]])
+    for name, options in OPERATORS.items():
+        f = functools.partial(getattr(st, name), dim=1, **options)
+        even = name in ("topk_mag", "topk_sign")
+        for content in (
+            "normal",
+            "ties",
+            "cauchy",
+            "sorted",
+            *(() if even else ("shifted", "padded")),
+        ):
+            for kind in ("even", "uneven", "empty"):
+                for k, lam in ((40, 0.1), (per_row, 0.7), (100.5, 1e-4), (40, 0.0), (0, 0.1)):
+                    tolerance = 1e-7 if content == "shifted" else 1e-10  # x has lost five digits
+                    compare_rows(group, f, batch(content), kind, k, lam, tolerance)
+        mixed = torch.tensor([0.0, 0.5, 2.0])
+        compare_rows(group, f, batch("ties"), "uneven", per_row, mixed)
+        compare_rows(group, f, batch("normal"), "uneven", 401, 0.1)
+        compare_rows(group, f, batch("normal", torch.float32), "uneven", 40, 0.1, 1e-5)
+        straight = functools.partial(f, straight_through=True)
+        compare_rows(group, straight, batch("normal"), "uneven", 40, 0.1)
+    for p in (1.5, 3.0):
+        f = functools.partial(st.topk_mag, dim=1, p=p)
+        compare_rows(group, f, batch("normal"), "uneven", 40, 0.1)
+
+
+def rows_in_few_messages(group):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    generator = torch.Generator().manual_seed(0)
+    sent = {}
+    for dtype in (torch.float32, F64):
+        for n in (1 << 13, 1 << 14):
+            x = torch.randn(4, n, generator=generator, dtype=dtype).chunk(size, dim=-1)[rank]
+            for f in (st.topk_mask, st.topk, st.topk_mag, st.topk_sign):
+                for share in (0.01, 0.1, 0.5):
+                    for lam in (0.0, 1e-4, 0.1):
+                        with Counting() as counting:
+                            f(x, round(share * n), lam, group=group)
+                        assert len(counting.sizes) <= 12, (f, share, lam, counting.sizes)
+                        sent.setdefault((dtype, n), []).append(max(counting.sizes))
+        assert sent[dtype, 1 << 13] == sent[dtype, 1 << 14]
+
+
+def rows_special(group):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    x = torch.ones(2, 5, dtype=F64, requires_grad=True)
+    bad = x.detach().clone().requires_grad_()
+    if rank == size - 1:
+        bad.data[1, 2] = torch.nan
+    y = st.topk_mask(bad, 3, 0.1, group=group)
+    assert y[0].isfinite().all()
+    assert y[1].isnan().all()
+    (gradient,) = torch.autograd.grad(y.sum(), bad)
+    assert gradient[0].isfinite().all()
+    assert gradient[1].isnan().all()
+    y = st.topk_mask(x.detach(), 7.5, 0.0, group=group)
+    assert y[0].tolist() == [[1.0] * 5, [1.0, 1.0, 0.5, 0.0, 0.0], [0.0] * 5, [0.0] * 5][rank]
+    with pytest.raises(ValueError, match="k must be the same on every rank"):
+        st.topk_mask(x, 1 + rank, group=group)
+    with pytest.raises(ValueError, match="lam must be the same on every rank"):
+        st.topk_mask(x, 1, 0.1 + rank, group=group)
+    with pytest.raises(ValueError, match=rf"k must be in \[0, n\] with n={5 * size}, got"):
+        st.topk_mask(x, 5 * size + 1, group=group)
+    with pytest.raises(ValueError, match="solver, over a group, must be"):
+        st.topk_mask(x, 1, solver="pav", group=group)
+    y = st.topk_mask(x, 3, group=group)
+    with pytest.raises(RuntimeError, match="no second derivatives over a group"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+def rows_of_dtensors(group):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    size = dist.get_world_size(group)
+    mesh = init_device_mesh("cpu", (size,))
+    x = batch("normal").requires_grad_()
+    g = torch.cos(x.detach())
+    for name, options in OPERATORS.items():
+        for more in ({}, {"straight_through": True}):
+            f = functools.partial(getattr(st, name), k=40, lam=0.1, dim=1, **options, **more)
+            y = f(x)
+            (expected,) = torch.autograd.grad(y, x, g)
+            for placement in (Shard(1), Shard(2), Replicate()):
+                there = distribute_tensor(x.detach(), mesh, [placement]).requires_grad_()
+                found = f(there)
+                assert found.placements == (placement,)
+                assert found.shape == x.shape
+                equal(found.full_tensor().detach(), y.detach())
+                (found * distribute_tensor(g, mesh, [placement])).sum().backward()
+                equal(there.grad.full_tensor(), expected)
+    there = distribute_tensor(x.detach(), mesh, [Shard(1)])
+    with pytest.raises(ValueError, match="group must be None for a DTensor"):
+        st.topk_mask(there, 3, dim=1, group=group)
+    with pytest.raises(ValueError, match="k and lam must be numbers where x is sharded along"):
+        st.topk_mask(there, torch.tensor(3.0), dim=2)
+
+
+class ManyRanks:
+    """Stands for so many processes that all have the same shard."""
+
+    def __init__(self, size):
+        self.size, self.rank = size, 0
+
+    def sum(self, values):
+        return self.size * values
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.01])
+def test_counts_of_rows_are_exact_beyond_what_float32_holds(lam):
+    """2^24 + 1 of 3 * 2^23 entries: those at 1 and at 0.5, and one of those at 0.25."""
+    shared, x = ManyRanks(1 << 23), torch.tensor([[1.0, 0.5, 0.25]])
+    k, lam = torch.tensor([[2.0**24 + 1]], dtype=F64), torch.tensor([[lam]], dtype=torch.float32)
+    operator = kernels.Operator(vectorized.MASK, 1.0, False)
+    survey = sharded.Survey.of(x, k, lam, vectorized.phi_of(vectorized.MASK), shared)
+    assert survey.n == 3 << 23
+    pivot, delta = sharded.solve(x, k, lam, operator, survey, shared)[0].tolist()
+    assert pivot == 0.25
+    expected = 1.0 if lam == 0 else 2.0**-23  # t of each of them, as they share what is left
+    assert delta == pytest.approx(expected, rel=1e-6)
+
+
 # --------------------------------------------------------------------------- starting the processes
 
 CHECKS = {
@@ -192,11 +365,18 @@ CHECKS = {
         multi_in_few_messages,
         multi_special,
         multi_errors,
+        rows_equal_one_process,
+        rows_in_few_messages,
+        rows_special,
+        rows_of_dtensors,
     ],
     4: [
         multi_equals_one_process,
         multi_in_few_messages,
         multi_special,
+        rows_equal_one_process,
+        rows_special,
+        rows_of_dtensors,
     ],
 }
 

@@ -199,9 +199,9 @@ class Rows(NamedTuple):
                 f"with length 1 along dim {self.dim}), got shape {tuple(given)}"
             )
 
-    def per_row(self, value: Number) -> Tensor:
-        """A checked k or lam as (m, 1), in the dtype of the computation."""
-        dtype, m = compute_dtype(self.x), math.prod(self.leading)
+    def per_row(self, value: Number, dtype: torch.dtype | None = None) -> Tensor:
+        """A checked k or lam as (m, 1), by default in the dtype of the computation."""
+        dtype, m = dtype or compute_dtype(self.x), math.prod(self.leading)
         if not isinstance(value, Tensor):
             return torch.full((1, 1), value, dtype=dtype, device=self.x.device).expand(m, 1)
         value = value.to(dtype=dtype, device=self.x.device)

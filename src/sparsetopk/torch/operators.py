@@ -10,19 +10,30 @@ Common to all of them:
 - ``straight_through=True`` gives the hard output with the derivative of the relaxed operator.
 - The output has the shape, dtype and device of x. A NaN makes its row NaN; so does a bad k or lam whose
   value cannot be read at once (traced, or on another device than the CPU).
+- With a ``group`` of processes, x is this rank's shard along ``dim`` of the rows, which may be empty; k
+  and lam are the same on every rank. A ``DTensor`` that is sharded along ``dim`` has its group with it.
+  Every rank calls the operator and runs its backward; the gradients of k and lam are whole on each. The
+  lowest rank wins a tie. The solver is the threshold; first derivatives in reverse mode only.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .._types import Solver, SolverOptions
-from . import fused, topk_isotonic
-from .arguments import Number, Rows, check_exponent, check_k_and_lam, check_torch_solver
+from ..arguments import check_choice
+from . import fused, sharded, topk_isotonic
+from .arguments import Number, Rows, check_dim, check_exponent, check_k_and_lam, check_torch_solver
 from .differentiable import relax
+from .groups import check_group
 from .kernels import Operator
 from .vectorized import MAGNITUDE, MASK, SIGN, TWO_SIDED
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def _relaxed(
@@ -34,13 +45,20 @@ def _relaxed(
     dim: int,
     solver: Solver,
     options: SolverOptions | None,
+    group: ProcessGroup | None = None,
     *,
     debias: bool = False,
     times_x: bool = False,
 ) -> Tensor:
     """An operator of the family, with its arguments checked."""
+    if hasattr(x, "placements"):  # a DTensor, as nothing else is
+        return _on_shards(x, k, lam, p, op, dim, solver, options, group, debias, times_x)
     rows = Rows.of("x", x, dim)
     operator = Operator(op, check_exponent(p), debias)
+    if (shared := check_group(group)) is not None:
+        check_choice("solver, over a group,", solver, ("threshold",))
+        y = sharded.evaluate(rows, k, lam, operator, shared)
+        return _times(x, y) if times_x else y
     check_k_and_lam(rows, k, lam)
     if solver != "threshold" or options is not None:
         check_torch_solver(solver, options, op, p)
@@ -59,6 +77,30 @@ def _relaxed(
     if times_x:
         return rows.restore(_times(solved.x, solved.mask()))
     return rows.restore(solved.magnitude(debias) if op == MAGNITUDE else solved.mask())
+
+
+def _on_shards(
+    x: Any,
+    k: Number,
+    lam: Number,
+    p: float,
+    op: int,
+    dim: int,
+    solver: Solver,
+    options: SolverOptions | None,
+    group: ProcessGroup | None,
+    debias: bool,
+    times_x: bool,
+) -> Tensor:
+    """Of a DTensor: each rank works on its shard, and the result is placed as x is."""
+    from . import dtensors  # which needs torch.distributed
+
+    if group is not None:
+        raise ValueError("group must be None for a DTensor, which has its own, got a group")
+    group = dtensors.group_along(x, check_dim("x", x, dim), k, lam)
+    here = x.to_local()
+    y = _relaxed(here, k, lam, p, op, dim, solver, options, group, debias=debias, times_x=times_x)
+    return dtensors.placed(y, x)
 
 
 def _straight_through(hard: Tensor, relaxed: Tensor) -> Tensor:
@@ -83,6 +125,7 @@ def topk_mask(
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
     straight_through: bool = False,
+    group: ProcessGroup | None = None,
 ) -> Tensor:
     r"""Relaxed top-k mask: entries in [0, 1] that sum to k, most of them exactly 0 or 1.
 
@@ -97,9 +140,9 @@ def topk_mask(
     tensor([1.0000, 0.7500, 0.2500, 0.0000], dtype=torch.float64)
     """
     op = TWO_SIDED if two_sided else MASK
-    y = _relaxed(x, k, lam, p, op, dim, solver, solver_options)
+    y = _relaxed(x, k, lam, p, op, dim, solver, solver_options, group)
     if straight_through:
-        y = _straight_through(_relaxed(x, k, 0.0, p, op, dim, "threshold", None), y)
+        y = _straight_through(_relaxed(x, k, 0.0, p, op, dim, "threshold", None, group), y)
     return y
 
 
@@ -114,6 +157,7 @@ def topk(
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
     straight_through: bool = False,
+    group: ProcessGroup | None = None,
 ) -> Tensor:
     """Relaxed top-k: ``x * topk_mask(x)``, with 0 at padded (-inf) entries.
 
@@ -121,9 +165,9 @@ def topk(
     tensor([3.0000, 0.7500, 0.2375, 0.0000], dtype=torch.float64)
     """
     op = TWO_SIDED if two_sided else MASK
-    y = _relaxed(x, k, lam, p, op, dim, solver, solver_options, times_x=True)
+    y = _relaxed(x, k, lam, p, op, dim, solver, solver_options, group, times_x=True)
     if straight_through:
-        hard = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, times_x=True)
+        hard = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, group, times_x=True)
         y = _straight_through(hard.detach(), y)
     return y
 
@@ -139,6 +183,7 @@ def topk_mag(
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
     straight_through: bool = False,
+    group: ProcessGroup | None = None,
 ) -> Tensor:
     r"""Relaxed top-k in magnitude: keeps the k entries with the largest \|x_i\|, with their sign.
 
@@ -155,9 +200,9 @@ def topk_mag(
     >>> topk_mag(torch.tensor([-3.0, 1.0, 0.95, 0.1], dtype=torch.float64), k=2, lam=0.1)
     tensor([-3.0000,  0.7857,  0.2357,  0.0000], dtype=torch.float64)
     """
-    y = _relaxed(x, k, lam, p, MAGNITUDE, dim, solver, solver_options, debias=debias)
+    y = _relaxed(x, k, lam, p, MAGNITUDE, dim, solver, solver_options, group, debias=debias)
     if straight_through:
-        hard = _relaxed(x, k, 0.0, p, MAGNITUDE, dim, "threshold", None)
+        hard = _relaxed(x, k, 0.0, p, MAGNITUDE, dim, "threshold", None, group)
         y = _straight_through(hard.detach(), y)
     return y
 
@@ -172,6 +217,7 @@ def topk_sign(
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
     straight_through: bool = False,
+    group: ProcessGroup | None = None,
 ) -> Tensor:
     r"""Relaxed signed top-k mask: in [-1, 1], the sign of x on the k entries largest in magnitude.
 
@@ -182,7 +228,7 @@ def topk_sign(
     >>> topk_sign(torch.tensor([-3.0, 1.0, 0.95, 0.1], dtype=torch.float64), k=2, lam=0.1)
     tensor([-1.0000,  0.7500,  0.2500,  0.0000], dtype=torch.float64)
     """
-    y = _relaxed(x, k, lam, p, SIGN, dim, solver, solver_options)
+    y = _relaxed(x, k, lam, p, SIGN, dim, solver, solver_options, group)
     if straight_through:
-        y = _straight_through(_relaxed(x, k, 0.0, p, SIGN, dim, "threshold", None), y)
+        y = _straight_through(_relaxed(x, k, 0.0, p, SIGN, dim, "threshold", None, group), y)
     return y

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,10 +43,16 @@ def row_sum(values: Tensor) -> Tensor:
     return values.sum(dim=-1, keepdim=True)
 
 
-def _keys(x: Tensor) -> Tensor:
-    """Integers in the order of the floats; its own inverse up to the view."""
+def key_of(x: Tensor) -> Tensor:
+    """Integers in the order of the floats."""
     bits = (x + 0.0).view(_INTEGERS[x.dtype])  # -0 becomes 0
     return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
+
+
+def float_of(key: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse of ``key_of``."""
+    key = key.to(_INTEGERS[dtype])
+    return torch.where(key < 0, key ^ torch.iinfo(key.dtype).max, key).view(dtype)
 
 
 def order_statistic(x: Tensor, i: Tensor) -> Tensor:
@@ -54,14 +61,14 @@ def order_statistic(x: Tensor, i: Tensor) -> Tensor:
     Bit by bit, the largest key that at least i entries reach: one pass of counting for each bit of
     the dtype, whatever the distribution.
     """
-    keys = _keys(x)
+    keys = key_of(x)
     info = torch.iinfo(keys.dtype)
     positive = row_sum(keys >= 0) >= i
     found = torch.where(positive, 0, info.min).to(keys.dtype)
     for bit in reversed(range(info.bits - 1)):
         trial = found | (1 << bit)
         found = torch.where(row_sum(keys >= trial) >= i, trial, found)
-    return torch.where(found < 0, found ^ info.max, found).view(x.dtype)
+    return float_of(found, x.dtype)
 
 
 def solve(
@@ -97,19 +104,35 @@ def solve(
     a, boundary, pivot = (value.to(k.dtype) for value in (a, boundary, pivot))
     left = k - row_sum(a > boundary)
 
-    problem = _Problem(a, k, lam, regularizer(op, exponent), phi, stop_early)
-    pivot, delta = problem.find(pivot, boundary)
-    # From the special to the more special: what comes later overrides.
+    problem = Problem(a, k, lam, regularizer(op, exponent), phi, stop_early)
     everything = (k >= count) & (op != SIGN)
-    pivot = torch.where(everything, -torch.inf, pivot)
-    pivot = torch.where((k == 0) | (shared > k), torch.inf, pivot)
-    delta = torch.where(everything | (k == 0), 0.0, delta)
-    delta = torch.where(shared > k, torch.where(k > 0, shared.to(k.dtype), 0.0), delta)
-    usual = ~everything & (k > 0)
-    pivot = torch.where(hard & usual, boundary, pivot)
-    delta = torch.where(hard & usual, left, delta)
-    pivot = torch.where(invalid, torch.nan, pivot)
-    return torch.cat([pivot, torch.where(invalid, 0.0, delta)], dim=-1)
+    rows = Special(k, hard, invalid, everything, shared)
+    return rows.state(*problem.find(pivot, boundary), boundary, left)
+
+
+class Special(NamedTuple):
+    """Which rows have no threshold, as ``solve`` says; (m, 1)."""
+
+    k: Tensor
+    hard: Tensor
+    invalid: Tensor
+    everything: Tensor
+    infinite: Tensor  # how many entries are +inf
+
+    def state(self, pivot: Tensor, delta: Tensor, boundary: Tensor, left: Tensor) -> Tensor:
+        """The state (m, 2), given that of the others and what lam = 0 needs."""
+        k, everything, crowded = self.k, self.everything, self.infinite > self.k
+        # From the special to the more special: what comes later overrides.
+        pivot = torch.where(everything, -torch.inf, pivot)
+        pivot = torch.where((k == 0) | crowded, torch.inf, pivot)
+        delta = torch.where(everything | (k == 0), 0.0, delta)
+        infinite = torch.where(k > 0, self.infinite.to(delta.dtype), 0.0)
+        delta = torch.where(crowded, infinite, delta)
+        usual = ~everything & (k > 0)
+        pivot = torch.where(self.hard & usual, boundary, pivot)
+        delta = torch.where(self.hard & usual, left, delta)
+        pivot = torch.where(self.invalid, torch.nan, pivot)
+        return torch.cat([pivot, torch.where(self.invalid, 0.0, delta)], dim=-1)
 
 
 def _next(a: Tensor, boundary: Tensor, k: Tensor) -> Tensor:
@@ -120,8 +143,11 @@ def _next(a: Tensor, boundary: Tensor, k: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Problem:
-    """Rows a = x or |x|, with lam > 0 and k at most the number of candidates."""
+class Problem:
+    """Rows a = x or |x|, with lam > 0 and k at most the number of candidates.
+
+    With ``total`` they are shards, and it gives the sums (m, 3) over whole rows from those over these.
+    """
 
     a: Tensor
     k: Tensor
@@ -129,6 +155,7 @@ class _Problem:
     reg: Regularizer
     phi: Phi
     stop_early: bool
+    total: Callable[[Tensor], Tensor] | None = None
 
     def find(self, pivot: Tensor, boundary: Tensor) -> tuple[Tensor, Tensor]:
         """pivot and delta; (0, 0) where the threshold of an even phi ends at 0."""
@@ -136,7 +163,7 @@ class _Problem:
         if self.phi.even:
             pivot = torch.where(self.k >= self.a.shape[-1], 0.0, pivot)
         lo, hi = self._bracket(pivot, boundary)
-        delta = self._root(pivot, lo, hi)
+        delta = self.root(pivot, lo, hi)
         if self.phi.even:
             pinned = (pivot == 0) | (delta >= pivot / self.lam)
             pivot, delta = torch.where(pinned, 0.0, pivot), torch.where(pinned, 0.0, delta)
@@ -153,14 +180,18 @@ class _Problem:
             hi = torch.minimum(hi, pivot / self.lam)
         return lo, torch.where(apart, lo, torch.maximum(hi, lo))
 
-    def _root(self, pivot: Tensor, lo: Tensor, hi: Tensor) -> Tensor:
-        eps = torch.finfo(self.k.dtype).eps
+    def root(self, pivot: Tensor, lo: Tensor, hi: Tensor) -> Tensor:
+        """delta in [lo, hi]."""
+        eps = torch.finfo(self.lam.dtype).eps
         return increasing_root(
             self._equation(pivot),
             lo,
             hi,
             start=hi if self.phi.name == "abs" else lo + (hi - lo) / 2,
-            tol=4 * eps * self.k.clamp_min(1.0) * self.phi.prime(pivot - self.lam * hi),
+            tol=4
+            * eps
+            * self.k.clamp_min(1.0).to(lo.dtype)
+            * self.phi.prime(pivot - self.lam * hi),
             # For p > 2 a response is as steep as it likes near 0: every digit of delta counts.
             unit=torch.zeros_like(lo) if self._is_steep() else hi - lo,
             stop_early=self.stop_early,
@@ -181,9 +212,14 @@ class _Problem:
             response = reg.response(d.clamp_min(reg.zero))
             reached = response >= phi.prime(v)
             inside = (d > reg.zero) & ~reached
-            left = self.k - row_sum((d > reg.zero) & reached)
+            whole = row_sum((d > reg.zero) & reached)
             mass = row_sum(torch.where(inside, response, 0.0))
             slope = row_sum(torch.where(inside, reg.slope(torch.where(inside, d, 0.0)), 0.0))
+            if self.total is not None:
+                sums = torch.cat([whole.to(torch.float64), mass, slope], dim=-1)
+                whole, mass, slope = self.total(sums).split(1, dim=-1)
+                mass, slope = mass.to(lam.dtype), slope.to(lam.dtype)
+            left = (self.k - whole).to(lam.dtype)
             slope = slope + lam * phi.curvature(v, left)
             value = mass - left * phi.prime(v)
             step = value / slope
