@@ -1,9 +1,15 @@
 """Rows over many processes: equal to those of one process, by few messages of a fixed size."""
 
+import contextlib
 import datetime
 import functools
+import io
 import os
+import re
+import subprocess
+import sys
 import traceback
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +17,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import sparsetopk.torch as st  # noqa: E402
-from sparsetopk.torch import kernels, multi, sharded, vectorized  # noqa: E402
+from sparsetopk.torch import kernels, multi, prune, sharded, vectorized  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo"
@@ -333,6 +339,115 @@ def rows_of_dtensors(group):
         st.topk_mask(there, torch.tensor(3.0), dim=2)
 
 
+# ------------------------------------------------------------------------------ FSDP2 (in processes)
+
+
+class Tied(torch.nn.Module):
+    """With a shape that no number of ranks divides, one row only, and a weight that two layers share."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(11, 7)
+        self.body = torch.nn.Sequential(
+            torch.nn.Linear(7, 13), torch.nn.Tanh(), torch.nn.Linear(13, 1), torch.nn.Linear(1, 7)
+        )
+        self.head = torch.nn.Linear(7, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.double()
+
+    def forward(self, tokens):
+        return self.head(self.embed(tokens) + self.body(self.embed(tokens)))
+
+
+N_WEIGHTS = 11 * 7 + 7 * 13 + 13 + 7
+
+
+def train(model, pruner, rank, size, steps=4, micro=2):
+    """Losses over all ranks; gradients of two backwards add up."""
+    parameters = [w for w in model.parameters() if w.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=0.05)
+    tokens = torch.randint(0, 11, (micro, 8), generator=torch.Generator().manual_seed(5))
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        total = torch.zeros((), dtype=F64)
+        for batch in tokens:
+            here = batch.chunk(size)[rank]
+            loss = torch.nn.functional.cross_entropy(model(here), here)
+            loss.backward()
+            total += loss.detach()
+        if size > 1:
+            dist.all_reduce(total)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        pruner.step()
+        losses.append(float(total) / size)
+    return losses
+
+
+def fsdp_prunes_as_one_process(group):
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    options = {"scope": "global", "schedule": prune.KeepSchedule(3, start=0.8)}
+    for lam, straight_through in ((0.3, False), (0.3, True)):
+        alone, model = Tied(), Tied()
+        here = {**options, "straight_through": straight_through}
+        expected = train(alone, prune.prune(alone, 0.3, lam, **here), 0, 1)
+        fully_shard(model.body)
+        fully_shard(model)
+        pruner = prune.prune(model, 0.3, lam, **here)
+        with Counting() as counting:
+            model.eval()(torch.arange(3))
+            solved = len(counting.sizes)
+            model(torch.arange(3))
+        assert len(counting.sizes) == solved <= 24  # the second forward finds the solution there
+        found = train(model.train(), pruner, rank, size)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=0.0)
+
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            rows, wanted = prune.report(model), prune.report(alone)
+        assert [row[1:] for row in rows] == [row[1:] for row in wanted if row.name != "head.weight"]
+        assert ("total" in printed.getvalue().split("layer", 1)[1]) or rank > 0
+        own = [w for name, w in model.named_parameters() if "original" not in name]
+        assert all(isinstance(w, DTensor) and w.grad is None for w in own if w.ndim == 2)
+
+        prune.finalize(model, hard=True)
+        prune.finalize(alone, hard=True)
+        state = {name: w.full_tensor() for name, w in model.state_dict().items()}
+        assert state.keys() == alone.state_dict().keys()
+        for name, w in alone.state_dict().items():
+            equal(state[name], w, 1e-8)
+        kept = sum(int(state[name].count_nonzero()) for name in PRUNED)
+        assert kept == round(0.3 * N_WEIGHTS)
+        equal(model(torch.arange(3)).detach(), alone(torch.arange(3)).detach(), 1e-8)
+
+
+PRUNED = ("embed.weight", "body.0.weight", "body.2.weight", "body.3.weight")
+
+
+def fsdp_errors(group):
+    from torch.distributed.fsdp import fully_shard
+
+    model = Tied()
+    fully_shard(model)
+    for options, message in (
+        ({}, "scope, on sharded parameters, must be 'global', got 'tensor'"),
+        ({"scope": "global", "unit": "row"}, "unit, on sharded parameters, must be 'weight'"),
+        (
+            {"scope": "global", "lam": prune.ChooseLam()},
+            "lam must be a number on sharded parameters",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            prune.prune(model, **options)
+    prune.prune(model, 0.5, scope="global")
+    with pytest.raises(ValueError, match=r"embed.weight must be a plain parameter"):
+        prune.prune(model, 0.5, scope="global")
+
+
 class ManyRanks:
     """Stands for so many processes that all have the same shard."""
 
@@ -347,14 +462,15 @@ class ManyRanks:
 def test_counts_of_rows_are_exact_beyond_what_float32_holds(lam):
     """2^24 + 1 of 3 * 2^23 entries: those at 1 and at 0.5, and one of those at 0.25."""
     shared, x = ManyRanks(1 << 23), torch.tensor([[1.0, 0.5, 0.25]])
-    k, lam = torch.tensor([[2.0**24 + 1]], dtype=F64), torch.tensor([[lam]], dtype=torch.float32)
+    k, lam = (torch.tensor([[v]], dtype=F64) for v in (2.0**24 + 1, lam))
     operator = kernels.Operator(vectorized.MASK, 1.0, False)
     survey = sharded.Survey.of(x, k, lam, vectorized.phi_of(vectorized.MASK), shared)
     assert survey.n == 3 << 23
     pivot, delta = sharded.solve(x, k, lam, operator, survey, shared)[0].tolist()
-    assert pivot == 0.25
-    expected = 1.0 if lam == 0 else 2.0**-23  # t of each of them, as they share what is left
-    assert delta == pytest.approx(expected, rel=1e-6)
+    if lam == 0:
+        assert (pivot, delta) == (0.25, 1.0)
+    else:  # those at 0.25 share what is left
+        assert (0.25 - pivot) / float(lam) + delta == pytest.approx(2.0**-23, rel=1e-6)
 
 
 # --------------------------------------------------------------------------- starting the processes
@@ -369,6 +485,8 @@ CHECKS = {
         rows_in_few_messages,
         rows_special,
         rows_of_dtensors,
+        fsdp_prunes_as_one_process,
+        fsdp_errors,
     ],
     4: [
         multi_equals_one_process,
@@ -377,6 +495,7 @@ CHECKS = {
         rows_equal_one_process,
         rows_special,
         rows_of_dtensors,
+        fsdp_prunes_as_one_process,
     ],
 }
 
@@ -436,7 +555,12 @@ def start(target, size, store, messages, timeout=300):
 
 
 @pytest.mark.parametrize(
-    ("size", "name"), [(size, f.__name__) for size, checks in CHECKS.items() for f in checks]
+    ("size", "name"),
+    [
+        pytest.param(size, f.__name__, marks=pytest.mark.slow if size > 2 else ())
+        for size, checks in CHECKS.items()
+        for f in checks
+    ],
 )
 def test_in_processes(results, size, name):
     found = results(size)
@@ -445,3 +569,26 @@ def test_in_processes(results, size, name):
     ]
     assert not errors, "\n".join(errors)
     assert all((rank, name) in found for rank in range(size)), "a check before it failed"
+
+
+# ------------------------------------------------------------------------------------ whole programs
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_example(*launcher):
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, ROOT / "examples/global_prune_fsdp.py", "--steps", "12"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    last = result.stdout.splitlines()[-1]
+    loss, zeros = re.fullmatch(r"final loss (\S+), (\S+) % zeros of 135,168 weights", last).groups()
+    return float(loss), float(zeros)
+
+
+@pytest.mark.slow
+def test_the_example_ends_in_two_processes_as_in_one():
+    alone = run_example()
+    together = run_example("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    assert together[0] == pytest.approx(alone[0], abs=1e-4)
+    assert together[1] == alone[1] == pytest.approx(90, abs=1e-3)

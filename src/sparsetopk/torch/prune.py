@@ -10,6 +10,8 @@ have changed is seen by their version; a change through ``.data`` hides from it.
 tensors (``scope="global"``) the layers share the one solution, and each backward carries their gradients
 back through it once. So the gradients of W are there after ``backward()`` as always, for clipping,
 scaling and any optimiser.
+
+On a model that FSDP2 has sharded there is no parametrisation: ``fsdp`` says what stands in its place.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..arguments import check_positive_int
 from .arguments import Number, check_exponent, check_lam, check_number, is_plain
+from .groups import Shared
 from .multi import topk_mag_multi
 from .operators import topk_mag
 from .selection import choose_lam
@@ -147,11 +150,13 @@ class _Group:
     settings: _Settings
     final_k: int  # what is kept at the end of a schedule
     first_lam: float | ChooseLam  # and lam at the beginning
-    members: list[parametrize.ParametrizationList] = field(default_factory=list)
+    members: list[Any] = field(default_factory=list)
     k: int = 0
     lam: float = 0.0
     step: int = 0
     chosen: float = 0.0  # by a ChooseLam, for this k
+    processes: Any = None  # the group over which the members are sharded
+    link: Any = None  # to the parameters that FSDP manages
 
     def __post_init__(self) -> None:
         self._key: Any = None
@@ -166,8 +171,13 @@ class _Group:
         return {**self.__dict__, "_key": None, "_ys": ()}
 
     @property
-    def originals(self) -> list[Tensor]:
+    def originals(self) -> list[Any]:
         return [member.original for member in self.members]
+
+    @property
+    def shards(self) -> list[Tensor]:
+        """Of this rank; all there is without FSDP."""
+        return self.originals if self.processes is None else [w.to_local() for w in self.originals]
 
     def set(self, k: int, lam: float, step: int) -> None:
         self.k, self.lam, self.step = k, lam, step
@@ -248,8 +258,8 @@ class _Group:
         k: Number = self._k if torch.compiler.is_compiling() else self.k
         lam = 0.0 if hard else self._current_lam(values)
         options: Any = {"p": settings.p, "straight_through": settings.straight_through and not hard}
-        if len(values) > 1:
-            return topk_mag_multi(values, k, lam, **options)
+        if len(values) > 1 or self.processes is not None:
+            return topk_mag_multi(values, k, lam, group=self.processes, **options)
         return [topk_mag(values[0].flatten(), k, lam, **options).view_as(values[0])]
 
     def _current_lam(self, values: list[Tensor]) -> Number:
@@ -312,6 +322,15 @@ class Pruned(torch.nn.Module):
         return f"k={self.group.k}{shared}, lam={self.group.lam:g}"
 
 
+class PrunedShard(Pruned):
+    """Beside a parameter that FSDP manages: the weights W that are trained, and whose top-k it holds."""
+
+    def __init__(self, group: _Group, index: int, parameter: str, y: Tensor) -> None:
+        super().__init__(group, index)
+        self.parameter = parameter
+        self.original = torch.nn.Parameter(y.detach().clone(), requires_grad=y.requires_grad)
+
+
 class Pruner:
     """What ``prune`` returns: it steps the schedules, as one steps those of a learning rate."""
 
@@ -369,6 +388,9 @@ def prune(
     - ``operator(w, k)`` replaces ``topk_mag``: it is given the weights (or norms) as a vector.
     - ``straight_through=True``: exactly k weights in the forward, the relaxed gradient in the backward.
 
+    The model may be one that FSDP2 has sharded, with ``scope="global"``: call ``prune`` on all ranks, on
+    the module whose forward is called, after ``fully_shard`` and before the optimiser is made.
+
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     >>> pruner = prune(model, keep=0.25, lam=0)
     >>> [int((layer.weight != 0).sum()) for layer in (model[0], model[2])]
@@ -391,9 +413,33 @@ def prune(
     parts = [targets] if scope == "global" else [[target] for target in targets]
     schedules = _schedules(schedule)
     groups = [_group(part, settings, first_lam) for part in parts]
+    sharded = any(_is_sharded(target) for target in targets)
+    if sharded:
+        _check_sharded(settings, scope, lam)
+        groups[0].processes = _shard_group(targets)
     for group, part in zip(groups, parts, strict=True):  # every argument is checked by now
-        _register(group, part)
+        _register_sharded(group, part, model) if sharded else _register(group, part)
     return Pruner(groups, schedules)
+
+
+def _is_sharded(target: _Target) -> bool:
+    return hasattr(getattr(target.module, target.parameter), "placements")  # a DTensor
+
+
+def _check_sharded(settings: _Settings, scope: str, lam: float | ChooseLam) -> None:
+    """What needs more than the shards of a rank and a few numbers of the others is left out."""
+    _check_choice("scope, on sharded parameters,", scope, ("global",))
+    _check_choice("unit, on sharded parameters,", settings.unit, ("weight",))
+    _check_choice("operator, on sharded parameters,", settings.operator, (None,))
+    _check_choice("lam_scale, on sharded parameters,", settings.lam_scale, (None,))
+    if isinstance(lam, ChooseLam):
+        raise ValueError(f"lam must be a number on sharded parameters, got {lam}")
+
+
+def _shard_group(targets: list[_Target]) -> Any:
+    from .fsdp import shard_group  # which needs torch.distributed
+
+    return shard_group([(t.name, getattr(t.module, t.parameter)) for t in targets])
 
 
 def _schedules(schedule: Schedule | Sequence[Schedule] | None) -> tuple[Schedule, ...]:
@@ -440,7 +486,8 @@ def _targets(
             share = _keep_of(keep, name, path, module, parameter) if matches else None
             if share is None or left_out or getattr(module, parameter) is None:
                 continue
-            if parametrize.is_parametrized(module, parameter):
+            pruned = parametrize.is_parametrized(module, parameter)
+            if pruned or _beside(parameter) in module._modules:
                 raise ValueError(f"{name} must be a plain parameter, got one that is parametrised")
             found.append(_Target(name, module, parameter, share))
     if unmatched:
@@ -507,6 +554,25 @@ def _register(group: _Group, targets: list[_Target]) -> None:
             group.members.append(_parametrizations(module)[parameter])
 
 
+def _beside(parameter: str) -> str:
+    return f"pruned_{parameter}"
+
+
+def _register_sharded(group: _Group, targets: list[_Target], model: torch.nn.Module) -> None:
+    from .fsdp import Link
+
+    ys: dict[int, Tensor] = {}
+    for module, parameter in ((target.module, target.parameter) for target in targets):
+        y = getattr(module, parameter)
+        if id(y) not in ys:  # tied weights are one
+            part = PrunedShard(group, len(ys), parameter, y)
+            module.add_module(_beside(parameter), part)
+            group.members.append(part)
+            ys[id(y)] = y
+    numbers = lambda: (group.k, group.lam)  # noqa: E731
+    group.link = Link(model, group.originals, [*ys.values()], group.evaluate, numbers)
+
+
 def _parametrizations(module: torch.nn.Module) -> dict[str, Any]:
     if not parametrize.is_parametrized(module):
         return {}
@@ -531,18 +597,44 @@ def _pruned(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str,
             for part in parts:
                 if isinstance(part, Pruned):
                     yield f"{path}.{parameter}" if path else parameter, module, parameter, part
+        for part in module.children():
+            if isinstance(part, PrunedShard):
+                name = f"{path}.{part.parameter}" if path else part.parameter
+                yield name, module, part.parameter, part
+
+
+def _pruned_now(module: torch.nn.Module, parameter: str, part: Pruned) -> tuple[Tensor, Tensor]:
+    """y and W as they are, or the shards of this rank."""
+    if part.group.link is not None:
+        part.group.link.refresh()
+        return getattr(module, parameter).to_local(), part.group.shards[part.index]
+    return getattr(module, parameter), _parametrizations(module)[parameter].original
 
 
 def report(model: torch.nn.Module) -> list[Row]:
-    """Print how sparse the pruned parameters are, one line for each, and return the lines."""
-    rows = []
+    """Print how sparse the pruned parameters are, one line for each, and return the lines.
+
+    Over a sharded model every rank calls it, and the first one prints.
+    """
+    found = list(_pruned(model))
     with torch.no_grad():
-        for name, module, parameter, _ in _pruned(model):
-            y = getattr(module, parameter)
-            w = _parametrizations(module)[parameter].original
-            kept = int((y != 0).sum())
-            fractional = int(((y != 0) & (y != w)).sum())
-            rows.append(Row(name, tuple(y.shape), kept, kept / max(y.numel(), 1), fractional))
+        pairs = [_pruned_now(module, parameter, part) for _, module, parameter, part in found]
+        counts = torch.tensor(
+            [[int((y != 0).sum()), int(((y != 0) & (y != w)).sum())] for y, w in pairs]
+        )
+    processes = next((part.group.processes for *_, part in found), None)
+    if processes is not None:
+        counts = Shared(processes).sum(counts)
+    rows = []
+    for (name, _, _, part), (kept, fractional) in zip(found, counts.tolist(), strict=True):
+        w = part.group.originals[part.index]
+        rows.append(Row(name, tuple(w.shape), kept, kept / max(w.numel(), 1), fractional))
+    if processes is None or Shared(processes).rank == 0:
+        _print(rows)
+    return rows
+
+
+def _print(rows: list[Row]) -> None:
     width = max([5, *(len(row.name) for row in rows)])
     print(f"{'layer':{width}}  {'shape':>18}  {'kept':>11}  fraction  fractional")
     for row in [*rows, _total(rows)]:
@@ -551,7 +643,6 @@ def report(model: torch.nn.Module) -> list[Row]:
             f"{row.name:{width}}  {shape:>18}  {row.kept:11,d}  {row.fraction:8.4f}"
             f"  {row.fractional:10,d}"
         )
-    return rows
 
 
 def _total(rows: list[Row]) -> Row:
@@ -577,14 +668,25 @@ def finalize(model: torch.nn.Module, hard: bool = False) -> torch.nn.Module:
     with torch.no_grad():
         groups = {id(part.group): part.group for *_, part in found}
         hard_values = {
-            key: group.evaluate(group.originals, hard=True) for key, group in groups.items() if hard
+            key: group.evaluate(group.shards, hard=True) for key, group in groups.items() if hard
         }
         values = [
-            hard_values[id(part.group)][part.index] if hard else getattr(module, parameter).clone()
+            hard_values[id(part.group)][part.index]
+            if hard
+            else _pruned_now(module, parameter, part)[0].clone()
             for _, module, parameter, part in found
         ]
-        for (_, module, parameter, _), value in zip(found, values, strict=True):
+        for (_, module, parameter, part), value in zip(found, values, strict=True):
+            if part.group.link is not None:
+                continue
             _own_class(module)
             parametrize.remove_parametrizations(module, parameter, leave_parametrized=False)
             getattr(module, parameter).copy_(value)
+        for group in groups.values():
+            if group.link is not None:
+                group.link.write(values)
+                group.link.remove()
+        for _, module, parameter, part in found:
+            if isinstance(part, PrunedShard):
+                delattr(module, _beside(parameter))
     return model
