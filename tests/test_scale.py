@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -17,7 +18,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import sparsetopk.torch as st  # noqa: E402
-from sparsetopk.torch import kernels, multi, prune, sharded, vectorized  # noqa: E402
+from sparsetopk.torch import kernels, moe, multi, nn, prune, sharded, vectorized  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo"
@@ -448,6 +449,47 @@ def fsdp_errors(group):
         prune.prune(model, 0.5, scope="global")
 
 
+# -------------------------------------------------------------------- mixture of experts (in processes)
+
+
+def dense(routing, tokens):
+    """The weights of all tokens, [..., experts, tokens]."""
+    shape = (*routing.weights.shape[:-1], tokens)
+    return routing.weights.new_zeros(shape).scatter(-1, routing.tokens, routing.weights)
+
+
+def experts_choose_over_ranks(group):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(2, 60, 4, generator=generator, dtype=F64).requires_grad_()
+    mask = torch.rand(2, 60, generator=generator) < 0.8
+    g = torch.cos(logits.detach().mT)
+    routers = (
+        {"capacity_factor": 1.0},
+        {"k": 7.5, "lam": 0.5, "normalize": True, "p": 1.5},
+        {"k": 9, "lam": 0.0, "select_on": "gates"},
+    )
+    for options in routers:
+        for kind in ("even", "uneven", "empty"):
+            counts = shares(60, size, kind)
+            alone = nn.ExpertChoice(**options, capacity=60)(logits, mask)
+            (expected,) = torch.autograd.grad(dense(alone, 60), logits, g)
+            here = logits.detach().split(counts, dim=1)[rank].clone().requires_grad_()
+            router = nn.ExpertChoice(**options, group=group)
+            routing = router(here, mask.split(counts, dim=1)[rank])
+            y = dense(routing, counts[rank])
+            (found,) = torch.autograd.grad(y, here, g.split(counts, dim=2)[rank])
+            equal(y.detach(), dense(alone, 60).detach().split(counts, dim=-1)[rank])
+            equal(found, expected.split(counts, dim=1)[rank])
+            assert (routing.dropped == 0).all()
+    layer = nn.MixtureOfExperts(router, nn.ExpertMLP(4, 8, 16))
+    assert layer(torch.randn(2, 5, 8)).shape == (2, 5, 8)
+    mlp = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
+    upcycled = moe.upcycle(torch.nn.Sequential(mlp), 4, router)
+    assert upcycled[0].router is not router
+    assert upcycled[0].router.group is group
+
+
 class ManyRanks:
     """Stands for so many processes that all have the same shard."""
 
@@ -487,6 +529,7 @@ CHECKS = {
         rows_of_dtensors,
         fsdp_prunes_as_one_process,
         fsdp_errors,
+        experts_choose_over_ranks,
     ],
     4: [
         multi_equals_one_process,
@@ -496,6 +539,7 @@ CHECKS = {
         rows_special,
         rows_of_dtensors,
         fsdp_prunes_as_one_process,
+        experts_choose_over_ranks,
     ],
 }
 
@@ -569,6 +613,61 @@ def test_in_processes(results, size, name):
     ]
     assert not errors, "\n".join(errors)
     assert all((rank, name) in found for rank in range(size)), "a check before it failed"
+
+
+# ------------------------------------------------------------------------------ when a process is lost
+
+TIMEOUT = 10.0  # seconds
+
+
+def _lose_a_rank(rank, size, store, queue, how):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+    timeout = datetime.timedelta(seconds=TIMEOUT)
+    group = dist.new_group(list(range(size)), timeout=timeout)
+    x = [content("normal", 1 << 17).chunk(size)[rank]]
+    st.topk_mag_multi(x, 1000, 0.1, group=group)  # all is well
+    if rank == size - 1:
+        calls, reduce = [], dist.all_reduce
+
+        def lost(*arguments, **options):
+            calls.append(1)
+            if len(calls) == 3:  # in the middle of the search
+                if how == "dies":
+                    os._exit(1)
+                time.sleep(3 * TIMEOUT)
+            return reduce(*arguments, **options)
+
+        dist.all_reduce = lost
+    begin = time.monotonic()
+    try:
+        st.topk_mag_multi(x, 1000, 0.1, group=group)
+        queue.put((rank, "no error", 0.0))
+    except RuntimeError as error:
+        queue.put((rank, str(error), time.monotonic() - begin))
+    queue.close()
+    queue.join_thread()
+    os._exit(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["dies", "hangs"])
+def test_a_lost_process_is_an_error_for_the_others(tmp_path, how):
+    context = torch.multiprocessing.get_context("spawn")
+    queue, store = context.Queue(), f"file://{tmp_path}/store"
+    workers = [
+        context.Process(target=_lose_a_rank, args=(rank, 3, store, queue, how)) for rank in range(3)
+    ]
+    for worker in workers:
+        worker.start()
+    found = [queue.get(timeout=180) for _ in range(2)]
+    for worker in workers:
+        worker.kill()
+    assert sorted(rank for rank, *_ in found) == [0, 1]
+    for _, message, seconds in found:
+        assert message != "no error"
+        assert seconds < TIMEOUT + 5  # a busy machine
 
 
 # ------------------------------------------------------------------------------------ whole programs

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,13 @@ from torch import Tensor, nn
 from ..arguments import check_choice, check_positive_int
 from ..selection import default_capacity
 from .arguments import Number, check_float_tensor, show
+from .groups import check_group
 from .modules import HardenedModule
 from .operators import topk_mask
-from .selection import select_slots, topk_select
+from .selection import check_capacity, in_slots, select_slots
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 SelectOn = Literal["logits", "gates"]
 
@@ -96,6 +100,7 @@ def expert_choice(
     mask: Tensor | None = None,
     capacity: int | None = None,
     normalize: bool = False,
+    group: ProcessGroup | None = None,
 ) -> Routing:
     r"""Every expert takes k tokens (Zhou et al., 2022; the router of the paper's experiments).
 
@@ -111,6 +116,10 @@ def expert_choice(
     slots of each expert, as in ``topk_select``; by default ceil(k) if lam is 0. ``normalize=True``
     divides by the sum over the experts of a token, which are 0 to all of them.
 
+    With a ``group`` of processes, k tokens are taken out of those of all ranks, and the logits are of
+    the tokens of this one. So are the slots, whose tokens are counted from 0 on every rank; by default
+    they hold all of k, wherever they are. k and lam are the same on every rank.
+
     >>> routing = expert_choice(torch.eye(4, 2), k=1, lam=0.0)
     >>> routing.tokens
     tensor([[0],
@@ -125,9 +134,8 @@ def expert_choice(
     if capacity is None and not isinstance(lam, Tensor) and lam == 0 and not isinstance(k, Tensor):
         capacity = min(n, max(1, math.ceil(k)))
     scores, gates = scores.mT.contiguous(), gates.mT
-    selected, tokens, dropped = topk_select(
-        scores, k, lam, p=p, two_sided=two_sided, capacity=capacity
-    )
+    y = topk_mask(scores, k, lam, p=p, two_sided=two_sided, group=group)
+    selected, tokens, dropped = in_slots(y, check_capacity(capacity, k, n))
     weights = selected * gates.gather(-1, tokens)
     if normalize:
         weights = _normalized(weights, tokens, n)
@@ -209,9 +217,14 @@ class _Router(HardenedModule):
         return logits
 
 
+def _over_ranks(count: int, group: ProcessGroup | None) -> int:
+    shared = check_group(group)
+    return count if shared is None else int(shared.sum(torch.tensor(count)))
+
+
 class ExpertChoice(_Router):
     """``expert_choice`` as a module: give k, or ``capacity_factor`` c for k = c tokens/experts (rounded
-    up). ``capacity`` is cut to the number of tokens.
+    up; with a ``group``, the tokens of all ranks). ``capacity`` is cut to the number of tokens.
 
     >>> ExpertChoice(capacity_factor=1.0)(torch.randn(2, 16, 4)).tokens.shape
     torch.Size([2, 4, 12])
@@ -230,6 +243,7 @@ class ExpertChoice(_Router):
         normalize: bool = False,
         noise: float = 0.0,
         hard_eval: bool = False,
+        group: ProcessGroup | None = None,
     ) -> None:
         if (k is None) == (capacity_factor is None):
             raise ValueError(
@@ -238,13 +252,14 @@ class ExpertChoice(_Router):
             )
         options = {"p": p, "two_sided": two_sided, "select_on": select_on, "normalize": normalize}
         super().__init__(0 if k is None else k, lam, noise=noise, hard_eval=hard_eval, **options)
-        self.capacity_factor, self.capacity = capacity_factor, capacity
+        self.capacity_factor, self.capacity, self.group = capacity_factor, capacity, group
 
     def forward(self, logits: Tensor, mask: Tensor | None = None) -> Routing:
         tokens, experts = logits.shape[-2:]
         k = self.k
         if self.capacity_factor is not None:
-            k = min(tokens, math.ceil(self.capacity_factor * tokens / experts))
+            total = _over_ranks(tokens, self.group)
+            k = min(total, math.ceil(self.capacity_factor * total / experts))
         capacity = self.capacity and min(self.capacity, tokens)
         if capacity is None and not isinstance(k, Tensor):  # the same in train() and eval()
             hard = not isinstance(self.lam, Tensor) and self.lam == 0
@@ -252,7 +267,13 @@ class ExpertChoice(_Router):
                 min(tokens, max(1, math.ceil(k))) if hard else default_capacity(float(k), tokens)
             )
         return expert_choice(
-            self._noisy(logits), k, self.current_lam, mask=mask, capacity=capacity, **self.options
+            self._noisy(logits),
+            k,
+            self.current_lam,
+            mask=mask,
+            capacity=capacity,
+            group=self.group,
+            **self.options,
         )
 
     def extra_repr(self) -> str:
@@ -452,10 +473,12 @@ def upcycle(
     taken = [name for name in taken if not any(name.startswith(f"{outer}.") for outer in taken)]
     if not taken:
         raise ValueError("where must take at least one module of model, got none")
+    group = getattr(router, "group", None)
     for name in taken:
         parent, _, child = name.rpartition(".")
         mlp = model.get_submodule(name)
-        setattr(model.get_submodule(parent), child, _copies(mlp, experts, copy.deepcopy(router)))
+        own = copy.deepcopy(router, {id(group): group})  # processes are not copied
+        setattr(model.get_submodule(parent), child, _copies(mlp, experts, own))
     return model
 
 

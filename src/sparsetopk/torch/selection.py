@@ -61,8 +61,12 @@ def topk_select(
         y = topk_mag(x, k, lam, p=p, dim=dim)
     else:
         y = topk_mask(x, k, lam, p=p, two_sided=two_sided, dim=dim)
+    return in_slots(y, check_capacity(capacity, k, y.shape[dim]), dim)
+
+
+def in_slots(y: Tensor, capacity: int, dim: int = -1) -> Selection:
+    """The entries of y with the largest magnitudes, with their derivative."""
     rows = Rows.of("y", y, dim)
-    capacity = _capacity(capacity, k, rows.n)
     slots = select_slots(rows.data.detach(), capacity)
     rest = rows.data.abs().scatter(-1, slots, 0.0)
     indices = rows.unflatten(slots)
@@ -76,7 +80,7 @@ def _check_magnitude(magnitude: bool, two_sided: bool) -> None:
         raise ValueError("two_sided must be False when magnitude=True, got True")
 
 
-def _capacity(capacity: int | None, k: Number, n: int) -> int:
+def check_capacity(capacity: int | None, k: Number, n: int) -> int:
     if capacity is not None:
         return check_positive_int("capacity", capacity, at_most=n) if n else capacity
     if isinstance(k, Tensor):
