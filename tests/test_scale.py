@@ -3,7 +3,10 @@
 import contextlib
 import datetime
 import functools
+import importlib
 import io
+import itertools
+import json
 import os
 import re
 import subprocess
@@ -388,17 +391,21 @@ def train(model, pruner, rank, size, steps=4, micro=2):
 
 
 def fsdp_prunes_as_one_process(group):
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     options = {"scope": "global", "schedule": prune.KeepSchedule(3, start=0.8)}
-    for lam, straight_through in ((0.3, False), (0.3, True)):
-        alone, model = Tied(), Tied()
+    meshes = [init_device_mesh("cpu", (size,))]
+    if size == 4:  # two replicas of two shards
+        meshes.append(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+    for mesh, straight_through in itertools.product(meshes, (False, True)):
+        alone, model, lam = Tied(), Tied(), 0.3
         here = {**options, "straight_through": straight_through}
         expected = train(alone, prune.prune(alone, 0.3, lam, **here), 0, 1)
-        fully_shard(model.body)
-        fully_shard(model)
+        fully_shard(model.body, mesh=mesh)
+        fully_shard(model, mesh=mesh)
         pruner = prune.prune(model, 0.3, lam, **here)
         with Counting() as counting:
             model.eval()(torch.arange(3))
@@ -691,3 +698,55 @@ def test_the_example_ends_in_two_processes_as_in_one():
     together = run_example("-m", "torch.distributed.run", "--nproc-per-node", "2")
     assert together[0] == pytest.approx(alone[0], abs=1e-4)
     assert together[1] == alone[1] == pytest.approx(90, abs=1e-3)
+
+
+def test_the_table_of_the_docs_is_that_of_the_model(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    scale = importlib.import_module("scale")
+    results = json.loads((ROOT / "benchmarks" / "results" / "scale.json").read_text())
+    assert scale.table(results["scale"]) in (ROOT / "docs" / "scale.md").read_text()
+
+
+# -------------------------------------------------------------------------------------- accelerators
+
+WAITING = ("item", "_local_scalar_dense", "nonzero", "tolist", "cpu", "numpy")
+
+
+@pytest.mark.slow
+def test_the_solver_of_other_devices_is_one_graph_that_waits_for_nothing():
+    """What runs on a GPU: all passes in one graph, none of which hands a number to the host."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def f(x, k, lam):
+        return vectorized.solve(x, k, lam, vectorized.MASK, 1.0)
+
+    x = torch.randn(3, 50)
+    k, lam = torch.full((3, 1), 5.0), torch.full((3, 1), 0.1)
+    state = torch.compile(f, fullgraph=True, backend=backend)(x, k, lam)
+    torch.testing.assert_close(state, f(x, k, lam))
+    (graph,) = graphs
+    names = {str(node.target).rsplit(".", 1)[-1].split(" ")[0] for node in graph.graph.nodes}
+    assert len(graph.graph.nodes) > 500
+    assert not names & set(WAITING), names
+
+
+OPERATORS_OF_XLA = ("topk_mask", "topk", "topk_mag", "topk_sign")
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_jax_lowers_for_accelerators_without_a_custom_call(platform):
+    jax = pytest.importorskip("jax")
+    import sparsetopk.jax as sj
+
+    x = jax.ShapeDtypeStruct((4, 64), "float32")
+    for name in OPERATORS_OF_XLA:
+        f = jax.jit(
+            jax.value_and_grad(lambda x, name=name: (getattr(sj, name)(x, 5, 0.1) ** 2).sum())
+        )
+        text = jax.export.export(f, platforms=[platform])(x).mlir_module()
+        assert "stablehlo.while" in text
+        assert "stablehlo.custom_call" not in text
