@@ -89,6 +89,11 @@ def content(name, n=3000, dtype=F64):
     return x.to(dtype)
 
 
+def contents(group, *names):
+    """Fewer where there are more ranks than cores, and every collective waits for all of them."""
+    return names if dist.get_world_size(group) == 2 else names[:2]
+
+
 def compare_multi(group, x, kind, k, lam, tolerance=1e-10, **options):
     """Values, and derivatives in x, k and lam, with those of one process."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -116,7 +121,7 @@ def compare_multi(group, x, kind, k, lam, tolerance=1e-10, **options):
 def multi_equals_one_process(group):
     multi._SAMPLE = 64  # so that short rows need passes
     try:
-        for name in ("normal", "ties", "cauchy", "sorted"):
+        for name in contents(group, "normal", "ties", "cauchy", "sorted"):
             for kind in ("even", "uneven", "empty"):
                 for k, lam in ((300, 0.1), (30.5, 2.0), (700, 1e-4), (300, 0.0), (40.5, 0.0)):
                     compare_multi(group, content(name), kind, k, lam)
@@ -249,13 +254,8 @@ def rows_equal_one_process(group):
     for name, options in OPERATORS.items():
         f = functools.partial(getattr(st, name), dim=1, **options)
         even = name in ("topk_mag", "topk_sign")
-        for content in (
-            "normal",
-            "ties",
-            "cauchy",
-            "sorted",
-            *(() if even else ("shifted", "padded")),
-        ):
+        more = () if even else ("padded", "shifted")
+        for content in contents(group, "normal", "ties", *more, "cauchy", "sorted"):
             for kind in ("even", "uneven", "empty"):
                 for k, lam in ((40, 0.1), (per_row, 0.7), (100.5, 1e-4), (40, 0.0), (0, 0.1)):
                     tolerance = 1e-7 if content == "shifted" else 1e-10  # x has lost five digits
@@ -589,7 +589,8 @@ def start(target, size, store, messages, timeout=300):
     context = torch.multiprocessing.get_context("spawn")
     queue = context.Queue()
     workers = [
-        context.Process(target=target, args=(rank, size, store, queue)) for rank in range(size)
+        context.Process(target=target, args=(rank, size, store, queue), daemon=True)
+        for rank in range(size)
     ]
     for worker in workers:
         worker.start()
