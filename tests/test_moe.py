@@ -1,9 +1,7 @@
 """Routers and the mixture of experts: against the dense formula, and as part of what people train."""
 
 import copy
-import os
 import pickle
-from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import sparsetopk.torch as st  # noqa: E402
+from processes import start  # noqa: E402
 from sparsetopk.torch import moe  # noqa: E402
 from sparsetopk.torch.nn import (  # noqa: E402
     ExpertChoice,
@@ -345,38 +344,17 @@ def test_hard_eval_and_copies():
     assert moe_layer.routing.statistics()["fractional"] == 0
 
 
-def _train(rank, store, queue):
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the name of the machine need not be known
-    torch.set_num_threads(1)
-    try:
-        torch.distributed.init_process_group(
-            "gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=60)
-        )
-    except (RuntimeError, ValueError) as error:
-        queue.put((rank, str(error)))
-        return
+def train_one_model(group):
     model = torch.nn.parallel.DistributedDataParallel(layer(TokenChoice(1, 0.1)))
-    x = gaussian(2, T, D, seed=7)[rank]
-    y = model(x)
+    y = model(gaussian(2, T, D, seed=7)[group.rank()])
     (y.pow(2).mean() + model.module.routing.balance).backward()
-    queue.put((rank, [p.grad.numpy() for p in model.parameters()]))
-    torch.distributed.destroy_process_group()
+    return [p.grad.numpy() for p in model.parameters()]
 
 
 @pytest.mark.slow
 def test_two_processes_train_one_model(tmp_path):
     """Gradients are the mean over both, also of experts that one of them did not use."""
-    context, store = torch.multiprocessing.get_context("spawn"), f"file://{tmp_path}/store"
-    queue = context.Queue()
-    workers = [context.Process(target=_train, args=(rank, store, queue)) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    found = dict(queue.get(timeout=300) for _ in workers)
-    if isinstance(found[0], str):
-        pytest.skip(f"processes cannot talk to each other here: {found[0]}")
-    for worker in workers:
-        worker.join(timeout=60)
-        assert worker.exitcode == 0
+    found = start(train_one_model, 2, tmp_path)
     model, x = layer(TokenChoice(1, 0.1)), gaussian(2, T, D, seed=7)
     losses = []
     for one in x:

@@ -50,7 +50,8 @@ def local(w: DTensor) -> Tensor:
 class Link:
     """Between the trained weights W and the parameters y that FSDP manages.
 
-    ``evaluate`` gives the shards of y from those of W, live; ``numbers`` are k and lam.
+    ``evaluate`` gives the shards of y from those of W, live; ``settings`` is what it depends on beside
+    them.
     """
 
     def __init__(
@@ -59,10 +60,10 @@ class Link:
         ws: Sequence[Any],
         ys: Sequence[Any],
         evaluate: Callable[[list[Tensor]], list[Tensor]],
-        numbers: Callable[[], tuple[float, float]],
+        settings: Callable[[], tuple[float, ...]],
     ) -> None:
         self._model, self._ws, self._ys = model, ws, ys
-        self._evaluate, self._numbers = evaluate, numbers
+        self._evaluate, self._settings = evaluate, settings
         self._key: Any = None
         self._solution: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._queued = False
@@ -77,7 +78,7 @@ class Link:
     def refresh(self) -> None:
         """Solve, if anything has changed: a collective call."""
         versions = [(w._version, local(w)._version, w.requires_grad) for w in self._ws]
-        key = (torch.is_inference_mode_enabled(), self._numbers(), versions)
+        key = (torch.is_inference_mode_enabled(), self._settings(), versions)
         if key == self._key:
             return
         self._key, self._solution = None, ([], [])  # before there is a new one: it may be large

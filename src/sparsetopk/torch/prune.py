@@ -569,8 +569,8 @@ def _register_sharded(group: _Group, targets: list[_Target], model: torch.nn.Mod
             module.add_module(_beside(parameter), part)
             group.members.append(part)
             ys[id(y)] = y
-    numbers = lambda: (group.k, group.lam)  # noqa: E731
-    group.link = Link(model, group.originals, [*ys.values()], group.evaluate, numbers)
+    settings = lambda: (group.k, group.lam, _steps)  # noqa: E731
+    group.link = Link(model, group.originals, [*ys.values()], group.evaluate, settings)
 
 
 def _parametrizations(module: torch.nn.Module) -> dict[str, Any]:
@@ -684,7 +684,10 @@ def finalize(model: torch.nn.Module, hard: bool = False) -> torch.nn.Module:
             getattr(module, parameter).copy_(value)
         for group in groups.values():
             if group.link is not None:
-                group.link.write(values)
+                mine = [
+                    v for (*_, part), v in zip(found, values, strict=True) if part.group is group
+                ]
+                group.link.write(mine)
                 group.link.remove()
         for _, module, parameter, part in found:
             if isinstance(part, PrunedShard):
