@@ -29,6 +29,7 @@ bench: $(VENV)/dev ## time the operators against the hard ones, as ratios in one
 	$(BIN)/python benchmarks/applications.py
 	$(BIN)/python benchmarks/pruning.py
 	$(BIN)/python benchmarks/jax_operators.py
+	$(BIN)/python benchmarks/scale.py
 
 docs: $(VENV)/docs ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
