@@ -346,8 +346,11 @@ def test_quick_form_in_small(result, tmp_path):
     for name in ("pruning", "pruning-variants"):
         assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
         assert b"<svg" in (tmp_path / f"{name}.svg").read_bytes()
-    text = pruning.table(results["best"])
-    assert all(method in text for method in METHODS)
+    tables = pruning.tables(result)
+    assert [row[0] for row in tables["Each method at its best"]] == ["method", *METHODS]
+    changes = tables["One change at a time: test error"]
+    assert [row[0] for row in changes] == ["", *pruning.CHANGES]
+    assert sum(cell != "" for row in changes[1:] for cell in row[1:]) == len(results["variants"])
     assert len(pruning.claims(result)) == 5
 
 

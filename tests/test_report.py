@@ -89,7 +89,7 @@ def test_it_is_one_file(made):
     assert all(f'id="{anchor}"' in text for anchor in anchors)
 
 
-def test_html_is_escaped_and_captions_are_optional(tmp_path, monkeypatch):
+def test_html_is_escaped(tmp_path, monkeypatch):
     evil = "<script>alert('&')</script>"
 
     def draw(result, directory):
@@ -97,6 +97,7 @@ def test_html_is_escaped_and_captions_are_optional(tmp_path, monkeypatch):
 
     module = SimpleNamespace(
         TITLE=evil,
+        CAPTIONS={"a_curve": evil},
         draw=draw,
         claims=lambda result: [Claim(evil, evil, evil, "partly", evil)],
         tables=lambda result: {evil: [[evil], [evil]]},
@@ -115,7 +116,7 @@ def test_html_is_escaped_and_captions_are_optional(tmp_path, monkeypatch):
     text = report.write(tmp_path).read_text()
     assert "<script" not in text
     assert text.count(html.escape(evil)) >= 14
-    assert "<figcaption>a curve</figcaption>" in text
+    assert f"<figcaption>{html.escape(evil)}</figcaption>" in text
 
 
 def test_figures_are_drawn_again_when_the_result_is_newer(tmp_path, monkeypatch):
@@ -125,7 +126,13 @@ def test_figures_are_drawn_again_when_the_result_is_newer(tmp_path, monkeypatch)
         drawn.append(result["form"])
         (directory / "a.svg").write_text("<svg/>")
 
-    module = SimpleNamespace(TITLE="t", draw=draw, claims=lambda result: [])
+    module = SimpleNamespace(
+        TITLE="t",
+        CAPTIONS={"a": "a"},
+        draw=draw,
+        claims=lambda result: [],
+        tables=lambda result: {},
+    )
     monkeypatch.setattr(report, "import_module", lambda *_: module)
     path = tmp_path / "moe" / "result.json"
     path.parent.mkdir()

@@ -270,6 +270,10 @@ def test_tiny_quick_forms(experiment, small, tmp_path):
         assert (tmp_path / "figures" / f"{name}.{suffix}").stat().st_size > 1000
     for claim in experiment.claims(written):
         assert "nan" not in claim.ours
+    names = finetune.NAMES if name == "finetune" else moe.ROUTERS
+    for rows in experiment.tables(written).values():
+        assert tuple(row[0] for row in rows[1:]) == tuple(names)
+        assert {len(row) for row in rows} == {len(rows[0])}
 
 
 def test_pretraining_sees_half_of_the_classes(digits, monkeypatch):

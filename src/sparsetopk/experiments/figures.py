@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 import sparsetopk as st
 from sparsetopk._types import Array, Bools
@@ -252,7 +253,10 @@ def run(options: Options) -> dict[str, Any]:
         "surfaces": lambda _: {s.label: measure_surface(s, points, lines) for s in SURFACES},
         "negentropy": lambda _: measure_negentropy(settings["simplex"]),
     }
-    results = {name: book.run(name, settings, make) for name, make in measures.items()}
+    results = {
+        name: book.run(name, settings, make)
+        for name, make in tqdm(measures.items(), "figures", unit="figure")
+    }
     return book.finish(settings, results)
 
 

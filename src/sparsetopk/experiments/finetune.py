@@ -38,6 +38,10 @@ from .fitting import (
 from .runs import Book, Checkpoint, Claim, ExperimentError, Options, mean_and_error
 
 TITLE = "Fine-tuning a vision transformer with a top-k loss (Fig. 6)"
+CAPTIONS = {
+    "finetune": "Fig. 6 of the paper. Left: accuracy on the whole test set, mean and two standard "
+    "errors over the seeds. Right: accuracy on the batches while training."
+}
 K = 3
 LOSSES: dict[str, dict[str, Any]] = {
     "p = 2": {"p": 2.0},
@@ -268,6 +272,27 @@ def draw(result: dict[str, Any], directory: Path) -> None:
     right.set_ylabel("top-1 of training batches, %")
     drawing.tidy(left, right)
     drawing.save(figure, directory, "finetune")
+
+
+def tables(result: dict[str, Any]) -> dict[str, list[list[str]]]:
+    """Title and rows, the first of them the header."""
+    ks, results = result["settings"]["ks"], result["results"]
+    rows = [["loss", "lr", *(f"top-{k}" for k in ks)]]
+    for name in NAMES:
+        spreads = [mean_and_error(accuracy_of(result, name, k)) for k in ks]
+        rows.append([name, results["lr"][name], *(f"{m:.2f} ± {e:.2f}" for m, e in spreads)])
+    rates = [f"{lr:g}" for lr in result["settings"]["rates"]]
+    tuned = [
+        [name, *(f"{statistics.fmean(runs[lr].values()):.2f}" for lr in rates)]
+        for name, runs in results["validation"].items()
+    ]
+    return {
+        "Test accuracy in percent": rows,
+        "The sweep: mean over k of the validation accuracy": [
+            ["loss", *(f"lr {lr}" for lr in rates)],
+            *tuned,
+        ],
+    }
 
 
 def claims(result: dict[str, Any]) -> list[Claim]:

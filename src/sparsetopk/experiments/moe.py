@@ -37,8 +37,13 @@ from .runs import Book, Checkpoint, Claim, Options, mean_and_error
 from .vit import RouterName
 
 TITLE = "Routers of vision mixtures of experts (Fig. 7)"
+CAPTIONS = {
+    "moe": "Fig. 7 of the paper, on other data. Above: test accuracy, each seed, mean and two standard "
+    "errors. Below: accuracy on the batches while training."
+}
 ROUTERS: tuple[RouterName, ...] = get_args(RouterName)
 COLOURS = {"hard": "#9aa0a6", "relaxed": "#d1495b", "Dykstra-10": "#00798c"}
+SHARES = ("fractional", "dropped", "without expert")
 TUNING_SEED = 1000
 PAPER_RATIO = 1.5  # 15 hours against 10
 
@@ -194,7 +199,7 @@ def evaluate(model: vit.ViT, split: cifar.Split, pixels: int, group: int) -> dic
     are fractional, of the selection that was dropped, of tokens that no expert takes."""
     load: list[Tensor] = []
     tokens = group * (1 + (pixels // model.shape.patch) ** 2)
-    rest: dict[str, list[float]] = {"fractional": [], "dropped": [], "without expert": []}
+    rest: dict[str, list[float]] = {name: [] for name in SHARES}
 
     def look() -> None:
         for moe in vit.mixtures(model):
@@ -276,6 +281,36 @@ def draw(result: dict[str, Any], directory: Path) -> None:
     axes[1, 0].legend(frameon=False)
     drawing.tidy(*axes.flat)
     drawing.save(figure, directory, "moe")
+
+
+def tables(result: dict[str, Any]) -> dict[str, list[list[str]]]:
+    """Title and rows, the first of them the header."""
+    found = {}
+    for part in PARTS:
+        rows = [["router", "top-1, %", *(f"{name}, %" for name in SHARES), "lightest", "heaviest"]]
+        for name in ROUTERS:
+            runs = result["results"][part][name]
+            mean, error = mean_and_error(accuracy_of(result, part, name))
+            loads = [load for run in runs for load in run["load"]]
+            shares = [statistics.fmean(run[share] for run in runs) for share in SHARES]
+            rows.append(
+                [
+                    name,
+                    f"{mean:.2f} ± {error:.2f}",
+                    *(f"{share:.1f}" for share in shares),
+                    f"{min(loads):.2f}",
+                    f"{max(loads):.2f}",
+                ]
+            )
+        found[f"{part}: accuracy, shares, and the load of experts (1: as many as all others)"] = (
+            rows
+        )
+    seconds = result["results"]["timing"]["seconds"]
+    times = [
+        [n, *(f"{1e3 * statistics.median(seconds[of][n]):.2f}" for of in seconds)] for n in ROUTERS
+    ]
+    found["Milliseconds, medians"] = [["router", *(f"a {of}" for of in seconds)], *times]
+    return found
 
 
 def claims(result: dict[str, Any]) -> list[Claim]:

@@ -38,6 +38,11 @@ from .pruned_mlp import CHANCE, KEEP, METHODS, Setting, Tensors, Trainer, train
 from .runs import Book, Claim, ExperimentError, Options, mean_and_error
 
 TITLE = "Pruning while training (Fig. 5)"
+CAPTIONS = {
+    "pruning": "Fig. 5 of the paper: test error of the network with exactly 10 % of each matrix, mean "
+    "and one standard error over the seeds, against epochs and against time.",
+    "pruning-variants": "What makes it work: one change at a time to two settings, after a few epochs.",
+}
 RELAXED = ("p = 2", "p = 4/3")
 WITHOUT_LAM = ("dense", "hard")
 FASHION_SEEDS = 3
@@ -282,13 +287,25 @@ def seconds_per_epoch(summary: dict[str, Any]) -> float:
     return min(min(seconds) for seconds in summary["seconds"])
 
 
-def table(part: dict[str, Any]) -> str:
-    """A line for every method, aligned."""
-    rows = [("method", "lr", "lam", "error", "as trained", "nonzeros", "ms per epoch")]
+def tables(result: dict[str, Any]) -> dict[str, list[list[str]]]:
+    """Title and rows, the first of them the header."""
+    results = result["results"]
+    found = {f"{title[0].upper()}{title[1:]}": _methods(results[p]) for p, title in PARTS.items()}
+    if "fashion-mnist" in results:
+        found["Fashion-MNIST, with the settings that were best on MNIST"] = _methods(
+            results["fashion-mnist"]
+        )
+    found["One change at a time: test error"] = _changes(results["variants"])
+    return found
+
+
+def _methods(part: dict[str, Any]) -> list[list[str]]:
+    """A row for every method."""
+    rows = [["method", "lr", "lam", "test error", "as trained", "nonzeros", "ms per epoch"]]
     for method, summary in part.items():
         setting = summary["setting"]
         rows.append(
-            (
+            [
                 method,
                 f"{setting['lr']:g}",
                 "" if method in WITHOUT_LAM else f"{setting['lam']:g}",
@@ -296,11 +313,21 @@ def table(part: dict[str, Any]) -> str:
                 _percent(mean_and_error([errors[-1] for errors in summary["errors"]])),
                 f"{100 * mean_and_error(summary['nonzeros'])[0]:.1f} %",
                 f"{1e3 * seconds_per_epoch(summary):.0f}",
-            )
+            ]
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join([lines[0], "-" * len(lines[0]), *(line.rstrip() for line in lines[1:])])
+    return rows
+
+
+def _changes(found: list[dict[str, Any]]) -> list[list[str]]:
+    """A row for every change, a column for every base and method."""
+    columns = [(base, method) for base in BASES for method in VARIANT_METHODS]
+    cells = {
+        (v["base"], v["setting"]["method"], v["change"]): _percent(final_error(v)) for v in found
+    }
+    rows = [
+        [change, *(cells.get((*column, change), "") for column in columns)] for change in CHANGES
+    ]
+    return [["", *(f"{method}, {base}" for base, method in columns)], *rows]
 
 
 def claims(result: dict[str, Any]) -> list[Claim]:

@@ -1,8 +1,6 @@
 """One page of HTML on all experiments: what the paper says, what was measured, the figures.
 
-The page needs no other file. Besides what every experiment has, it shows what a module may have:
-``CAPTIONS``, by the name of the figure, and ``tables(result)``, rows of cells by title, of which the
-first row is the header.
+The page needs no other file.
 """
 
 from __future__ import annotations
@@ -99,9 +97,8 @@ def _part(directory: Path, name: str) -> Part:
     except ValueError as error:
         raise ExperimentError(f"{path} is corrupt: {error}") from error
     module = import_module(f".{name}", __package__)
-    tables = module.tables(result) if hasattr(module, "tables") else {}
     pictures = _pictures(module, result, path)
-    return Part(name, module.TITLE, module.claims(result), result, pictures, tables)
+    return Part(name, module.TITLE, module.claims(result), result, pictures, module.tables(result))
 
 
 def _pictures(module: Any, result: dict[str, Any], path: Path) -> dict[Path, str]:
@@ -110,10 +107,7 @@ def _pictures(module: Any, result: dict[str, Any], path: Path) -> dict[Path, str
     there = [figure.stat().st_mtime for figure in path.parent.glob("*.svg")]
     if min(there, default=0.0) < path.stat().st_mtime:
         module.draw(result, path.parent)
-    captions = getattr(module, "CAPTIONS", {})
-    names = {figure.stem: figure for figure in sorted(path.parent.glob("*.svg"))}
-    order = [name for name in captions if name in names] + [n for n in names if n not in captions]
-    return {names[name]: captions.get(name, name.replace("_", " ")) for name in order}
+    return {path.with_name(f"{name}.svg"): caption for name, caption in module.CAPTIONS.items()}
 
 
 # HTML

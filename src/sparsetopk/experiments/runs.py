@@ -4,7 +4,8 @@ An experiment is a module with
 
 - ``TITLE``, a line for people;
 - ``run(options)``, which writes ``<out>/<name>/result.json`` through a ``Book``;
-- ``draw(result, directory)``, which writes its figures as PNG and SVG;
+- ``draw(result, directory)``, which writes its figures as PNG and SVG, and ``CAPTIONS`` of them by name;
+- ``tables(result)``, rows of cells by title, of which the first row is the header;
 - ``claims(result)``, what the paper says and what was measured here.
 """
 
