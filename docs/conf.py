@@ -1,25 +1,35 @@
 """Sphinx configuration."""
 
+import sys
+from importlib.resources import files
+from pathlib import Path
+
 import sparsetopk
 import sparsetopk.jax
 import sparsetopk.torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # for mathml.py
 
 project = "sparsetopk"
 author = "The sparsetopk authors"
 release = version = sparsetopk.__version__
 
 extensions = [
+    "mathml",
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_design",
 ]
-myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_enable_extensions = ["amsmath", "attrs_block", "attrs_inline", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 autodoc_typehints = "none"
 nitpicky = False
 exclude_patterns = ["_build"]
+html_math_renderer = "mathml"
+html_static_path = ["static", str(files("ziamath") / "fonts" / "STIXTwoMath-Regular.ttf")]
+html_css_files = ["site.css"]
 html_theme = "furo"
 html_title = "sparsetopk"
 
