@@ -14,15 +14,28 @@ logger = getLogger(__name__)
 SYNONYMS = {r"\dots": r"\ldots", r"\big": r"\bigl"}
 SYNONYM = re.compile(r"(\\dots|\\big)(?![A-Za-z])")
 
+# These brackets have the height of a letter, whatever they enclose, and bars belong to it.
+FENCES = (
+    (re.compile(r"<mo>([⟨⟩⌊⌋⌈⌉])</mo>"), r'<mo stretchy="false">\1</mo>'),
+    (
+        re.compile(r'<mo class="mathopen">([|‖])</mo>'),
+        r'<mo form="prefix" stretchy="false">\1</mo>',
+    ),
+    (re.compile(r"<mo>([|‖])</mo>"), r'<mo form="postfix" stretchy="false">\1</mo>'),
+)
+
 
 def render(node, **options):
     """The formula of the node; a warning, which fails the build, if docutils does not know its TeX."""
     tex = SYNONYM.sub(lambda match: SYNONYMS[match[1]], node.astext().strip())
     try:
-        return tex2mathml(tex, **options)
+        formula = tex2mathml(tex, **options)
     except MathError as error:
         logger.warning("formula: %s", error, location=node)
         return ""
+    for pattern, fence in FENCES:
+        formula = pattern.sub(fence, formula)
+    return formula
 
 
 def inline(translator, node):

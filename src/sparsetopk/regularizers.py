@@ -27,7 +27,7 @@ def exponent(p: float) -> float:
 
 @dataclass(frozen=True)
 class PNorm:
-    """r(y) = |y|^p / p, whose response is S(t) = sign(t) |t|^(q-1) with 1/p + 1/q = 1."""
+    """``r(y) = |y|^p / p``, whose response is ``S(t) = sign(t) |t|^(q-1)`` with 1/p + 1/q = 1."""
 
     p: float
 
@@ -59,7 +59,7 @@ class PNorm:
         return self.exponent * size ** (self.exponent - 1.0)
 
     def inverse(self, y: Array) -> Array:
-        """S^-1(y) = r'(y) = sign(y) |y|^(p-1)."""
+        """``S^-1(y) = r'(y) = sign(y) |y|^(p-1)``."""
         if self.exponent == 1.0:
             return y
         return np.sign(y) * np.abs(y) ** (1.0 / self.exponent)
@@ -69,14 +69,14 @@ class PNorm:
         return np.abs(y) ** self.p / self.p
 
     def conjugate(self, t: Array) -> Array:
-        """r*(t) = |t|^q / q."""
+        """``r*(t) = |t|^q / q``."""
         q = self.exponent + 1.0
         return np.abs(t) ** q / q
 
 
 @dataclass(frozen=True)
 class TwoSidedPNorm:
-    """r(y) = (|y|^p + |1 - y|^p) / p on [0, 1], whose response is flat at both ends of [-1, 1].
+    """``r(y) = (|y|^p + |1 - y|^p) / p`` on [0, 1], whose response is flat at both ends of [-1, 1].
 
     S^-1(y) = y^(p-1) - (1-y)^(p-1). For 1 < p < 2 the slope of S is continuous on the whole line,
     which is what makes the two-sided mask differentiable everywhere.

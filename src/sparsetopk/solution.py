@@ -171,7 +171,8 @@ def linearize(
     """Derivatives of y = S(d), or of the debiased S(d) + lam d, from the blocks of the solution.
 
     On a block with threshold g, sum_B S((x_i - g)/lam) = phi'(g) sum_B w_i. Differentiating, with
-    D_i = S'(d_i)/lam and c = phi''(g) sum_B w_i:
+    D_i = S'(d_i)/lam and c = phi''(g) sum_B w_i::
+
         dg = (sum_B D_i dx_i - phi'(g) sum_B dw_i) / (sum_B D_i + c),   dy_i = D_i (dx_i - dg).
     """
     d, u, block = solution.d, solution.u, solution.block
