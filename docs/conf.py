@@ -32,6 +32,7 @@ html_static_path = ["static", str(files("ziamath") / "fonts" / "STIXTwoMath-Regu
 html_css_files = ["site.css"]
 html_theme = "furo"
 html_title = "sparsetopk"
+html_show_copyright = False
 
 
 def check_coverage(app, env):

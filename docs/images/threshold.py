@@ -1,6 +1,6 @@
 """Draws threshold.svg, the picture of the start page: which entries compete, and what they get.
 
-    python docs/images/threshold.py
+python docs/images/threshold.py
 """
 
 from pathlib import Path
@@ -40,15 +40,16 @@ def masks(ax, hard, relaxed):
     chosen = np.flatnonzero(hard)
     ax.bar(chosen, hard[chosen], fill=False, ec=COLOURS["p = 2"], ls=":", lw=1.6, width=0.84)
     labels = [f"{value:.2g}" if value in (0, 1) else f"{value:.2f}" for value in relaxed]
-    ax.bar_label(bars, labels, padding=3, fontsize=10, color=WINS)
+    box = {"facecolor": "white", "linewidth": 0, "pad": 0.5}  # over the dotted line
+    ax.bar_label(bars, labels, padding=3, fontsize=10, color=WINS, bbox=box)
     ax.set(ylim=(0, 1.18), yticks=(0, 0.5, 1))
-    ax.set_title("top-3 mask (dotted: the hard one)")
+    ax.set_title("top-3 mask (dotted: hard)")
 
 
 def draw(path):
     plt = pyplot()
     plt.rcParams.update({"font.size": 11, "svg.hashsalt": path.name})
-    figure, axes = plt.subplots(1, 2, figsize=(8, 2.8), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(6.8, 2.6), layout="constrained")
     hard, relaxed = st.topk_mask(X, K, 0.0), st.topk_mask(X, K, LAM)
     scores(axes[0], relaxed)
     masks(axes[1], hard, relaxed)
