@@ -24,7 +24,8 @@ extensions = [
 ]
 myst_enable_extensions = ["amsmath", "attrs_block", "attrs_inline", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
-autodoc_typehints = "none"
+autodoc_typehints_format = "short"
+suppress_warnings = ["ref.python"]  # a type of one name in torch and in jax, where either will do
 nitpicky = False
 exclude_patterns = ["_build"]
 html_math_renderer = "mathml"
