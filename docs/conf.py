@@ -8,7 +8,7 @@ import sparsetopk
 import sparsetopk.jax
 import sparsetopk.torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # for mathml.py
+sys.path.insert(0, str(Path(__file__).parent))  # for mathml.py, measured.py
 
 project = "sparsetopk"
 author = "The sparsetopk authors"
@@ -16,6 +16,7 @@ release = version = sparsetopk.__version__
 
 extensions = [
     "mathml",
+    "measured",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",

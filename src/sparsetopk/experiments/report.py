@@ -74,7 +74,7 @@ class Part:
 
 def write(directory: Path) -> Path:
     """Write ``report.html`` on the results in the directory; returns its path."""
-    parts = [_part(directory, name) for name in EXPERIMENTS]
+    parts = [read(directory, name) for name in EXPERIMENTS]
     if not any(part.result for part in parts):
         raise ExperimentError(f"{directory} has no results: no */result.json of an experiment")
     path = directory / "report.html"
@@ -87,7 +87,8 @@ def write(directory: Path) -> Path:
     return path
 
 
-def _part(directory: Path, name: str) -> Part:
+def read(directory: Path, name: str) -> Part:
+    """What the directory has of an experiment; its figures are drawn there."""
     path = directory / name / "result.json"
     if not path.is_file():
         claims = [Claim(text, paper, "not run", "not measured") for text, paper in PAPER[name]]

@@ -1,0 +1,205 @@
+"""Writes the pages on measurements, in docs/measured/, from the committed results."""
+
+import json
+import shutil
+from pathlib import Path
+
+from sparsetopk.experiments import EXPERIMENTS, report
+from sparsetopk.experiments.drawing import COLOURS, pyplot, save, tidy
+
+DOCS = Path(__file__).parent
+RESULTS, BENCHMARKS, OUT = (
+    DOCS / "results",
+    DOCS.parent / "benchmarks" / "results",
+    DOCS / "measured",
+)
+
+
+def table(rows):
+    """Cells to MyST; the first row is the header, the first column is text."""
+    head, *body = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# ------------------------------------------------------------------------------------- reproduction
+
+OPENING = """# What reproduces
+
+Every claim of the paper that our experiments can judge, in the form that was run here on two cores; the
+verdict is computed from the numbers. [How to run them](../reproduce.md). The results are in
+`docs/results/` as JSON; `sparsetopk report docs/results` makes one page of them.
+"""
+
+
+BADGES = {
+    "reproduced": "bdg-success",
+    "partly": "bdg-warning",
+    "not reproduced": "bdg-danger",
+    "not measured": "bdg-secondary",
+}
+
+
+def badge(claim):
+    return f"{{{BADGES[claim.verdict]}}}`{claim.verdict}`"
+
+
+def reproduction():
+    parts = [experiment(name) for name in EXPERIMENTS]
+    rows = [
+        f"| {claim.text.rstrip('.')} | [{part.name}](#{part.name}) | {badge(claim)} |"
+        for part in parts
+        for claim in part.claims
+    ]
+    summary = "\n".join(["| claim | | verdict |", "|---|---|---|", *rows])
+    return "\n\n".join([OPENING, summary, *map(section, parts)]) + "\n"
+
+
+def experiment(name):
+    """The committed result, with its figures drawn beside a copy."""
+    there = RESULTS / name / "result.json"
+    if there.exists():
+        here = OUT / name / "result.json"
+        here.parent.mkdir(parents=True, exist_ok=True)
+        if not here.exists() or here.read_bytes() != there.read_bytes():
+            shutil.copyfile(there, here)
+    return report.read(OUT, name)
+
+
+def section(part):
+    lines = [f"({part.name})=\n## {part.title}"]
+    if part.result is None:
+        return "\n\n".join([*lines, "Not run in full yet."])
+    lines += [f"In its {part.form}."]
+    for claim in part.claims:
+        lines += [f"**{claim.text.rstrip('.')}.** {badge(claim)}"]
+        lines += [f"- Paper: {claim.paper}\n- Here: {claim.ours}"]
+        lines += [claim.note]
+    for path, caption in part.pictures.items():
+        lines += [f"![{caption}]({part.name}/{path.name})", f"*{caption}*"]
+    for title, rows in part.tables.items():
+        lines += [f"**{title}**", table(rows)]
+    return "\n\n".join(lines)
+
+
+# --------------------------------------------------------------------------------------- benchmarks
+
+SPEED = """# Benchmarks
+
+`make bench` runs them; these are the numbers in `benchmarks/results/`, measured on a two-core machine,
+{kernels}, torch {torch}, JAX {jax}. Times are minima, in milliseconds; what to look at are the ratios, each
+of which is from one run.
+
+## Against torch.topk
+
+One thread, float32, k of n entries of N(0, 1), lam = 0.1, p = 2. `torch.topk` is called with
+`sorted=False`, forward alone; the relaxed mask is shown forward, and forward with backward.
+"""
+
+
+def benchmarks():
+    torch, jax, scale = (
+        json.loads((BENCHMARKS / f"{name}.json").read_text()) for name in ("torch", "jax", "scale")
+    )
+    draw_shapes(torch["shapes"])
+    opening = SPEED.format(
+        kernels=torch["kernels"], torch=torch["versions"]["torch"], jax=jax["versions"]["jax"]
+    )
+    return "\n\n".join([opening, *of_torch(torch), *of_jax(jax), *of_scale(scale)]) + "\n"
+
+
+def shape(run):
+    return f"{run['rows']:,} x {run['n']:,}"
+
+
+def draw_shapes(runs):
+    plt = pyplot()
+    figure, ax = plt.subplots(figsize=(8, 3.6), layout="constrained")
+    bars = {"forward": COLOURS["p = 2"], "forward + backward": COLOURS["two-sided"]}
+    for i, (name, colour) in enumerate(bars.items()):
+        ratios = [run["ms"][name] / run["ms"]["topk"] for run in runs]
+        at = [j + 0.38 * (i - 0.5) for j in range(len(runs))]
+        ax.barh(at, ratios, 0.36, color=colour, label=name)
+    ax.axvline(1.0, color=COLOURS["hard"], lw=1.5)
+    ax.text(1.05, -0.6, "torch.topk", color=COLOURS["dense"], fontsize=9)
+    ax.set_yticks(range(len(runs)), [f"{shape(run)}, k = {run['k']:,}" for run in runs])
+    ax.invert_yaxis()
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.set_xlabel("time, torch.topk forward = 1")
+    ax.legend(frameon=False)
+    tidy(ax)
+    save(figure, OUT, "shapes")
+
+
+def of_torch(content):
+    rows = [["rows x n", "k", "torch.topk", "x.clone()", "forward", "backward", "forward / topk"]]
+    for run in content["shapes"]:
+        ms = run["ms"]
+        times = [f"{ms[name]:.3g}" for name in ("topk", "clone", "forward", "backward")]
+        rows.append([shape(run), f"{run['k']:,}", *times, f"{ms['forward'] / ms['topk']:.2f}"])
+    names = list(content["operators"][0]["ms"])
+    others = [["rows x n", *names]]
+    for run in content["operators"]:
+        others.append([shape(run), *(f"{run['ms'][n] / run['ms']['p=2']:.2f}" for n in names)])
+    short = {name: 1e3 * ms for name, ms in content["overhead"].items()}
+    sizes = list(content["peers"])
+    peers = [["forward + backward", *sizes]]
+    for name in content["peers"][sizes[0]]:
+        peers.append([name, *(f"{content['peers'][size][name]:.3g}" for size in sizes)])
+    return [
+        "![Time of the relaxed mask over that of torch.topk, by shape](shapes.svg)",
+        f"A call on one short row is another matter: of its {short['topk_mask']:.0f} microseconds most "
+        f"go into Python and autograd, where `torch.topk` takes {short['torch.topk']:.0f}.",
+        table(rows),
+        "## Other operators and other input",
+        "Forward, against the mask with p = 2 on N(0, 1). The last four are the mask on other input.",
+        table(others),
+        "## Against other libraries",
+        "Milliseconds, k = 10,000 of 1,000,000 entries and 5 of 1,000.",
+        table(peers),
+    ]
+
+
+def of_jax(content):
+    rows = [["rows x n", "k", *content["peers"][0]["ms"]]]
+    for run in content["peers"]:
+        rows.append([shape(run), f"{run['k']:,}", *(f"{ms:.3g}" for ms in run["ms"].values())])
+    plain = [["rows x n", "by the core", "in XLA operations"]]
+    for run in content["implementations"]:
+        plain.append([shape(run), *(f"{run['ms'][name]:.3g}" for name in ("core", "plain"))])
+    return [
+        "## JAX",
+        "Under `jax.jit` on the CPU, against `lax.top_k` and jaxopt's `projection_box_section`; "
+        "milliseconds.",
+        table(rows),
+        "The same operator in plain XLA operations, as accelerators run it, on the CPU:",
+        table(plain),
+    ]
+
+
+def of_scale(content):
+    many = content["many tensors"]
+    clones = many["ms"]["clones"]
+    rows = [["", "ms", "of the clones"]]
+    rows += [[name, f"{ms:.4g}", f"{ms / clones:.2f}"] for name, ms in many["ms"].items()]
+    return [
+        "## One top-k over many tensors",
+        f"`topk_mag_multi` over {many['n']:,} float32 weights in {many['tensors']} tensors, against "
+        "cloning them.",
+        table(rows),
+        "[Past one process](../scale.md) has the times on many processes, and a model of the cost.",
+    ]
+
+
+def write(app):
+    OUT.mkdir(exist_ok=True)
+    for name, page in {"reproduction": reproduction(), "benchmarks": benchmarks()}.items():
+        path = OUT / f"{name}.md"
+        if not path.exists() or path.read_text() != page:  # or Sphinx would read it again
+            path.write_text(page)
+
+
+def setup(app):
+    app.connect("builder-inited", write)
+    return {"parallel_read_safe": True}
