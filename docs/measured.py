@@ -87,8 +87,8 @@ def section(part):
 SPEED = """# Benchmarks
 
 `make bench` runs them; these are the numbers in `benchmarks/results/`, measured on a two-core machine,
-{kernels}, torch {torch}, JAX {jax}. Times are minima, in milliseconds; what to look at are the ratios, each
-of which is from one run.
+{kernels}, torch {torch}, JAX {jax}. Times are minima, in milliseconds; what to look at are the ratios,
+each of which is from one run.
 
 ## Against torch.topk
 
