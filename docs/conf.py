@@ -4,6 +4,8 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
+from sphinx.util.fileutil import copy_asset
+
 import sparsetopk
 import sparsetopk.jax
 import sparsetopk.torch
@@ -48,5 +50,12 @@ def check_coverage(app, env):
             raise RuntimeError(f"docs/{name} does not document {missing}")
 
 
+def copy_explorer(app, exception):
+    """The explorer is a page of its own: html_extra_path would put its files beside index.html."""
+    if exception is None and app.builder.format == "html":
+        copy_asset(app.srcdir / "explorer", app.outdir / "explorer")
+
+
 def setup(app):
     app.connect("env-updated", check_coverage)
+    app.connect("build-finished", copy_explorer)

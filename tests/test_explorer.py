@@ -176,11 +176,10 @@ def shown_as_the_library_says(page):
     np.testing.assert_array_equal([kind == "zero" for kind in kinds], y == 0)
     jacobian = np.array([number(label) for label in shown["jacobian"]]).reshape(n, n)
     expected = eval(f"st.{name}_jacobian({arguments})", namespace)
-    np.testing.assert_allclose(jacobian, expected, rtol=0.05, atol=1e-12)
-    np.testing.assert_allclose(jacobian, expected, rtol=6e-5, atol=1e-3 * 0.05)
+    np.testing.assert_allclose(jacobian, expected, rtol=6e-5, atol=5.1e-5)  # tiny ones: two digits
     for key in ("dk", "dlam"):
         expected = eval(f"st.{name}_jvp({arguments}, {key}=1.0)", namespace)
-        np.testing.assert_allclose(numbers[key], expected, rtol=6e-5, atol=1e-3 * 0.05)
+        np.testing.assert_allclose(numbers[key], expected, rtol=6e-5, atol=5.1e-5)
     np.testing.assert_allclose(number(shown["sum"]), y.sum(), atol=5.1e-4)
     assert shown["nonzeros"] == f"{np.count_nonzero(y)} of {n}"
     top = np.abs(y).max()
@@ -209,7 +208,8 @@ def random_problem(rng, i):
         x = rng.choice(x, n) * rng.choice([-1, 1], n)
     if rng.random() < 0.2:
         x[rng.integers(n)] = 0.0
-    p = rng.choice([1.2, 4 / 3, 1.5, 2.0, 3.0, rng.uniform(1.1, 4.0)])
+    closed_forms = [2.0, 1.5, 4 / 3]  # the others take the library ten times as long
+    p = rng.choice(closed_forms if rng.random() < 0.7 else [1.2, 3.0, rng.uniform(1.1, 4.0)])
     lam = 0.0 if rng.random() < 0.15 else 10 ** rng.uniform(-3, 2)
     k = rng.integers(n + 1) if rng.random() < 0.4 else rng.uniform(0, n)
     return OPERATORS[i % 4] | {"x": x.tolist(), "p": float(p), "lam": lam, "k": float(k)}

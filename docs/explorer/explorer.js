@@ -21,7 +21,7 @@
     },
     Saturation: {
       state: { x: [0.45, 0.3, 0.2, -0.5], k: 2, lam: 1, p: 4 / 3, operator: "mask" },
-      note: "Raise x₁ by 0.01: it becomes whole and its slope drops from 1.67 to 0. The two-sided mask has no such jump.",
+      note: "Raise x₁ to 0.46: it becomes whole, and ∂y₁/∂x₁ drops from 1.67 to 0. The two-sided mask has no such jump.",
     },
     Magnitude: {
       state: { x: [-2.2, 1.1, 0.9, -0.7, 0.3, -0.1], k: 2, lam: 0.3, p: 2, operator: "debiased" },
