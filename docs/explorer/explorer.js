@@ -427,7 +427,7 @@
     const classes = values.map((value) => (value < 0 ? "negative" : "positive"));
     const texts = values.map((value) => (chart.column < 40 ? "" : brief(value, 2)));
     chart.draw(values, { ...limits, classes, texts, gap: 4 });
-    byId(`${name}-most`).textContent = values.some(Boolean) ? `largest ${brief(most)}` : "none";
+    byId(`${name}-most`).textContent = values.some(Boolean) ? `largest ${brief(most)}` : "all zero";
     chart.bars.forEach(({ group }, i) =>
       group.setAttribute("aria-label", `dy${i + 1}/${name} = ${brief(values[i], 5)}`),
     );
