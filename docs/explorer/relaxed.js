@@ -164,6 +164,7 @@ const relaxed = (() => {
   function solveMagnitude({ x, k, lam, p, debias }) {
     const R = pNorm(p);
     const a = x.map(Math.abs);
+    const sign = x.map((xi) => Math.sign(xi) || 1);
     const n = x.length;
     const { threshold, d } = magnitudeThreshold(a, k, lam, R);
     const kind = d.map((di) => (k >= n ? "whole" : kindOf(di, 0, R.S(di) >= threshold)));
@@ -175,15 +176,14 @@ const relaxed = (() => {
     const biased = distance.map(R.S);
     const shown = { zero: () => 0, whole: (i) => a[i], fractional: (i) => biased[i] + lam * d[i] };
     return {
-      y: x.map((xi, i) => (Math.sign(xi) || 1) * (debias ? shown[kind[i]](i) : biased[i])),
+      y: sign.map((si, i) => si * (debias ? shown[kind[i]](i) : biased[i])),
       threshold: g,
       from: g,
       to: g + lam * g ** (p - 1),
       kind,
       d: distance,
       slope: distance.map((di, i) => (kind[i] === "zero" ? 0 : R.slope(di))),
-      // Which of several zeros would be selected is open: only if all are do they have a slope.
-      sign: x.map((xi) => (xi === 0 && k >= n ? 1 : Math.sign(xi))),
+      sign,
       ceiling: g, // phi'(g), phi(x) = x^2/2
       curvature: 1, // phi''(g)
       debias: debias ? 1 : 0,
