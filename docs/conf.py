@@ -53,7 +53,7 @@ def check_coverage(app, env):
 def copy_explorer(app, exception):
     """The explorer is a page of its own: html_extra_path would put its files beside index.html."""
     if exception is None and app.builder.format == "html":
-        copy_asset(app.srcdir / "explorer", app.outdir / "explorer")
+        copy_asset(app.srcdir / "explorer", app.outdir / "explorer", force=True)
 
 
 def setup(app):
