@@ -62,7 +62,10 @@ def way(request, monkeypatch):
 # values
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.p in (2.0, 1.2, 3.0)], ids=str)
+# topk is a mask times x
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.p in (2.0, 1.2, 3.0) and c.operator != "topk"], ids=str
+)
 def test_both_implementations_agree(case: Case):
     """The plain one, that of GPU and TPU, on all inputs at once, in both dtypes."""
     inputs = [INPUTS[name] for name in INPUTS if INPUTS[name][0].size > 1]
@@ -73,7 +76,6 @@ def test_both_implementations_agree(case: Case):
         at = (jnp.asarray(x, dtype), jnp.floor(k).astype(int), jnp.asarray(k % 1, dtype))
         setting = threshold.Setting(kind, False)
         y = solve_in_xla(*at, jnp.asarray(lam, dtype), setting).y
-        y = at[0] * y if case.operator == "topk" else y
         if case.p > 2 and not case.two_sided:
             tolerance = max(tolerance**0.5, 1e-6)
         np.testing.assert_allclose(y, exact, rtol=tolerance, atol=tolerance)

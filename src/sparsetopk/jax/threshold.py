@@ -58,7 +58,7 @@ def solve(x: Array, whole: Array, frac: Array, lam: Array, setting: Setting) -> 
     in_core = partial(ffi.threshold, **kind._asdict())
     return Solved(
         *lax.platform_dependent(
-            x, whole, frac, lam, cpu=in_core, default=lambda *at: tuple(in_xla(*at))
+            x, whole, frac, lam, cpu=in_core, default=lambda *at: tuple(_traced_once(*at, setting))
         )
     )
 
@@ -67,6 +67,10 @@ def solve_in_xla(x: Array, whole: Array, frac: Array, lam: Array, setting: Setti
     state = plain.solve(x, Count(whole, frac), lam, setting.kind, setting.hard, setting.axis_name)
     block = Block.of(x, Count(whole, frac), lam, state.pivot, state.delta, setting)
     return Solved(block.y().astype(x.dtype), *state)
+
+
+# Where it is not the branch that is taken, a trace for every call would cost more than all the rest.
+_traced_once = jax.jit(solve_in_xla, static_argnames="setting")
 
 
 class Block(NamedTuple):
@@ -213,15 +217,24 @@ def _solve_jvp(
 ) -> tuple[Solved, Solved]:
     x, whole, frac, lam = at
     solved = solve(x, whole, frac, lam, setting)
-    block = Block.of(x, Count(whole, frac), lam, solved.pivot, solved.delta, setting)
-    dx, dk, dlam = (
+    moved = [
         None if isinstance(d, SymbolicZero) else d.astype(lam.dtype)
         for d in (tangents[0], tangents[2], tangents[3])
-    )
+    ]
+    return solved, _tangent(x, Count(whole, frac), lam, solved, moved, setting)
+
+
+@partial(jax.jit, static_argnames="setting")
+def _tangent(
+    x: Array, k: Count, lam: Array, solved: Solved, tangents: list[Any], setting: Setting
+) -> Solved:
+    """Of the solution, for tangents of x, k and lam, or None."""
+    block = Block.of(x, k, lam, solved.pivot, solved.delta, setting)
+    dx, dk, dlam = tangents
     moved = _Tangents(None if dx is None else block.signed(dx), dk, dlam)
     ddelta, dy = _move(block, moved, smallest_lam(x.dtype, setting.kind))
     dy = jnp.where(block.invalid, _invalid(block, moved), dy).astype(x.dtype)
-    return solved, Solved(dy, jnp.zeros_like(solved.pivot), ddelta)
+    return Solved(dy, jnp.zeros_like(solved.pivot), ddelta)
 
 
 def smallest_lam(dtype: Any, kind: Kind) -> float:
