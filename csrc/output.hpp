@@ -183,7 +183,8 @@ struct BlockSums {
   double rho = 0, rho_g = 0, rho_t = 0, rho_g_t = 0;  // sums of rho_i, rho_i g_i, ...
   double g = 0;                                       // sum of g_i
   double size = 0;                                    // number of entries of the block
-  double whole = 0;                                   // number of entries that are selected whole
+  double whole = 0;                                   // number of entries that are selected whole; for
+                                                      // masks what they leave of k, the sum of S(t_i)
   double whole_in_lam = 0;                            // what these add to the cotangent of lam
 
   void add(const BlockSums& other) {
@@ -240,9 +241,11 @@ SPARSETOPK_LOOP void add_block(const Curve<Kind>& row, const Candidates& some, B
     for (std::size_t j = 0; j < kLanes; ++j) {
       const double t = some.t[i + j], at = clip(t, Kind::zero, top);
       const double inside = ((t > bottom) & (t < top)) ? 1.0 : 0.0;
-      whole[j] += t >= top ? 1.0 : 0.0;
+      if (Kind::kMagnitude) whole[j] += t >= top ? 1.0 : 0.0;
       if (!Kind::kVector && inside == 0) continue;
-      const double slope = solved.kind.at(at).slope * inside, cotangent = some.g[i + j] * inside;
+      const Response response = solved.kind.at(at);
+      const double slope = response.slope * inside, cotangent = some.g[i + j] * inside;
+      if (!Kind::kMagnitude) whole[j] += response.value * inside;
       rho[j] += slope, rho_g[j] += slope * cotangent, rho_t[j] += slope * at;
       rho_g_t[j] += slope * at * cotangent, g[j] += cotangent, size[j] += inside;
     }
@@ -308,13 +311,16 @@ struct Block {
   template <class Kind>
   Block(const Curve<Kind>& row, const BlockSums& sums)
       : scale(1 / row.lam), debias(Kind::kMagnitude && row.debias ? 1 : 0), single(sums.size == 1 && !row.pinned) {
-    const double curvature = row.kind.second() * (row.k - sums.whole);
+    const bool is_whole = row.k == ::floor(row.k);
+    const double left = Kind::kMagnitude ? row.k - sums.whole : is_whole ? ::round(sums.whole) : sums.whole;
+    const double curvature = row.kind.second() * left;
     const double total = sums.rho + row.lam * curvature;
     if (total > 0 && !row.pinned) {
       mean = (sums.rho_g + row.lam * debias * sums.g) / total;
       alone = curvature * (sums.rho + row.lam * debias) / total;
     }
-    dk = sums.size > 0 ? row.kind.prime(row.v) * mean : 0;
+    // Where all of the block is selected whole, or nothing of it, it is one by rounding alone.
+    dk = left > 0 && left < sums.size ? row.kind.prime(row.v) * mean : 0;
     dlam = (mean * sums.rho_t - sums.rho_g_t) / row.lam;
     if (single) {
       const double t = sums.rho > 0 ? sums.rho_t / sums.rho : 0;

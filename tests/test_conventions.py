@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+import sparsetopk
 import sparsetopk as st
 from cases import CASES, MAGNITUDES, MASKS, PRODUCTS, SIGNS, TWO_SIDED, Case
 from frontends import needs_solver
@@ -101,6 +102,20 @@ def test_relaxed_ties_share_equally(st, case: Case, lam):
     y = case.function(st)([1.0, 1.0, 1.0, -50.0], 2, lam)
     np.testing.assert_allclose(y, [2 / 3] * 3 + [0], atol=1e-14)
     np.testing.assert_allclose(case.function(st)(np.full(8, 3.3), 2, lam), np.full(8, 0.25))
+
+
+# For p = 1.2 what is fractional may be as small as a rounding.
+@pytest.mark.parametrize("case", [c for c in CASES if c.p != 1.2], ids=str)
+def test_the_derivative_in_k_is_zero_where_nothing_is_fractional(st, case: Case):
+    """At a whole k, also if rounding leaves the entry at the boundary just below its ceiling."""
+    n = 7
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, 3000, n))
+    k, lam = rng.integers(1, n, size=(3000, 1)), 10 ** rng.uniform(-3, 0, size=(3000, 1))
+    jvp = case.function(sparsetopk, "_jvp")(x, k, lam, dk=np.ones_like(k))
+    found = case.function(st, "_vjp")(x, k, lam, dy=dy).k[:, 0]
+    np.testing.assert_allclose(found, (jvp * dy).sum(axis=-1), rtol=1e-6, atol=1e-9)
+    assert (found == 0).sum() > 300
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -135,7 +135,7 @@ class TwoSidedPNorm:
 
     def slope(self, t: Array) -> Array:
         """S'(t) = 1 / ((p-1) (y^(p-2) + (1-y)^(p-2))) with y = S(t); 0 outside [-1, 1]."""
-        y = self.response(t)
+        y = self.response(-np.abs(t))  # the slope is even, and so 1 - y keeps its digits
         with np.errstate(divide="ignore"):
             curvature = (self.p - 1.0) * (y ** (self.p - 2.0) + (1.0 - y) ** (self.p - 2.0))
         return np.where(np.abs(t) <= 1.0, 1.0 / curvature, 0.0)

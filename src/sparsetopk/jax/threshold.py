@@ -256,7 +256,10 @@ def _move(block: Block, moved: _Tangents, floor: float) -> tuple[Array, Array]:
     curvature = kind.phi.curvature(block.v, block.left)
     excess = -tangent_sum(slope * dt, block.setting.axis_name)
     if moved.k is not None:
-        excess = excess + block.level() * moved.k
+        # Where all of the block is selected whole, or nothing of it, it is one by rounding alone.
+        size = row_sums(block.inside, axis_name=block.setting.axis_name)[0]
+        is_fractional = (block.left > 0) & (block.left < size)
+        excess = excess + jnp.where(is_fractional, block.level() * moved.k, 0.0)
     if moved.lam is not None:
         excess = excess - curvature * delta * moved.lam
     total = block.block_sum(slope) + block.lam * curvature

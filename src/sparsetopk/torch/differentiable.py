@@ -137,6 +137,9 @@ def from_state(
     pinned = soft & (pivot == 0) if op == SIGN else torch.zeros_like(soft)
     inside = (taking_part | pinned) & ~above
     left = k - row_sum(above)
+    # Where all of the block is selected whole, or nothing of it, it is one by rounding alone.
+    is_fractional = (left > 0) & (left < row_sum(inside))
+    left = torch.where(is_fractional, left, left.detach())
     if phi.name == "half_square":  # sum_B S(t_i) = v left: precise also where v is tiny
         mass = row_sum(torch.where(inside, reg.response(torch.where(inside, t, 0.0)), 0.0))
         mass = mass / torch.where(left > 0, left, 1.0).detach()

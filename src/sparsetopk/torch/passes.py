@@ -132,7 +132,7 @@ class Block:
             dlam = sums.g * (sums.rho_t / sums.rho if sums.rho > 0 else 0.0) * (b - alone)
         # v, from sum_B S(t_i) = v (k - whole) with S(t) = t S'(t)/e: precise also where v is tiny
         v = sums.rho_t / (row.exponent * curvature) if curvature > 0 else row.v
-        dk = v * mean if sums.size > 0 else 0.0
+        dk = v * mean if 0 < curvature < sums.size else 0.0
         return cls(mean, alone, sums.size == 1, dk, dlam + sums.whole_in_lam)
 
 

@@ -155,7 +155,7 @@ class TwoSidedPNorm:
 
     def slope(self, t: Tensor) -> Tensor:
         """S'(t) = 1 / r''(S(t)); 0 outside [-1, 1]."""
-        return torch.where(t.abs() <= 1.0, 1.0 / self._curvature(self.response(t)), 0.0)
+        return torch.where(t.abs() <= 1.0, 1.0 / self._curvature(self.response(-t.abs())), 0.0)
 
     def inverse(self, y: Tensor) -> Tensor:
         """S^-1(y) = r'(y)."""

@@ -292,7 +292,8 @@ def _cotangents(
     ):  # v, from sum_B S(t_i) = v c with S(t) = t S'(t)/e: precise also where v is tiny
         v = solved.pivot - lam * solved.delta
         prime = torch.where(c > 0, rho_t / (reg.exponent * torch.where(c > 0, c, 1.0)), v)
-    dk = torch.where(count > 0, prime * mean, 0.0)
+    left = k.to(torch.float64) - whole
+    dk = torch.where((left > 0) & (left < count), prime * mean, 0.0)
     dk = dk + of_crowded / torch.where(solved.pivot == torch.inf, solved.delta, 1.0).clamp_min(1.0)
     nan = torch.where(solved.invalid, torch.nan, 0.0)
     return solved.signed(dx) + 0.0 + nan, dk + nan, dlam + nan
