@@ -49,7 +49,7 @@ sanitize: $(VENV)/build ## fuzz the kernels under the sanitizers of the compiler
 	build/sanitize/fuzz
 
 clean: ## remove everything that the other targets made
-	rm -rf $(VENV) build dist out docs/_build docs/measured .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist out docs/_build docs/measured docs/auto_gallery .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/python:

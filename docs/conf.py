@@ -1,16 +1,19 @@
 """Sphinx configuration."""
 
+import os
 import sys
 from importlib.resources import files
 from pathlib import Path
 
 from sphinx.util.fileutil import copy_asset
 
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before it is imported: the gallery needs no more
+
 import sparsetopk
 import sparsetopk.jax
 import sparsetopk.torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # for mathml.py, measured.py
+sys.path.insert(0, str(Path(__file__).parent))  # for mathml, measured, gallery_look
 
 project = "sparsetopk"
 author = "The sparsetopk authors"
@@ -24,19 +27,37 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_design",
+    "sphinx_gallery.gen_gallery",
 ]
 myst_enable_extensions = ["amsmath", "attrs_block", "attrs_inline", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 autodoc_typehints_format = "short"
 suppress_warnings = ["ref.python"]  # a type of one name in torch and in jax, where either will do
 nitpicky = False
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "gallery"]
 html_math_renderer = "mathml"
 html_static_path = ["static", str(files("ziamath") / "fonts" / "STIXTwoMath-Regular.ttf")]
-html_css_files = ["site.css"]
+html_css_files = ["site.css", "gallery.css"]
 html_theme = "furo"
 html_title = "sparsetopk"
 html_show_copyright = False
+
+# Scripts are run again when they have changed. What they take and when they ran is no part of the pages.
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "auto_gallery",
+    "within_subsection_order": "FileNameSortKey",
+    "abort_on_example_error": True,
+    "reset_modules": ("gallery_look.reset",),
+    "image_srcset": ["2x"],
+    "thumbnail_size": (400, 280),
+    "capture_repr": (),
+    "min_reported_time": 3600,
+    "write_computation_times": False,
+    "show_signature": False,
+    "remove_config_comments": True,
+    "download_all_examples": False,
+}
 
 
 def check_coverage(app, env):
