@@ -124,5 +124,5 @@ assert min(final["top-2 loss"]) > max(final["cross-entropy"]) > max(final["top-1
 assert max(share["top-2 loss"]) < min(share["cross-entropy"] + share["top-1 loss"]) - 10
 
 # %%
-# This is what the loss is made for. Where labels are right, or wrong in ways that do not come
-# in pairs, one should not expect a top-k loss to beat cross-entropy.
+# These labels are made for a top-2 loss. What it does for labels that are wrong in other ways,
+# this example does not say.

@@ -140,11 +140,11 @@ plt.show()
 
 # %%
 # There is no free lunch here. The hard selection has the smallest error *and* the most dead
-# latents. To relax it while the dictionary forms leaves few latents dead, and costs some of the
-# error. A model that is always relaxed uses more than 6 latents, which it misses when they are
-# taken away. To anneal lam is not better than to switch it off: on the way to 0 the slopes of
-# the relaxed selection, 1/lam, grow without bound, and they shake an optimiser that divides by
-# the size of past gradients.
+# latents. To relax it while the dictionary forms leaves few latents dead, and costs some
+# accuracy. A model that is always relaxed uses more than 6 latents, which it misses when they
+# are taken away. To anneal lam is not better here than to switch it off. A likely reason: on the
+# way to 0 the slopes of the relaxed selection, 1/lam, grow without bound, and Adam divides by the
+# size of past gradients.
 
 dead = {name: [pair[0] for pair in pairs] for name, pairs in found.items()}
 error = {name: [pair[1] for pair in pairs] for name, pairs in found.items()}
