@@ -72,7 +72,7 @@ def _relaxed(
         return _times(x, y) if times_x else y
     if fused.takes(rows, k, lam, operator):
         y = fused.evaluate(rows, k, lam, operator)
-        return _times(x, y) if times_x else y
+        return _times_finite(x, y) if times_x else y
     solved = relax(rows, k, lam, op, operator.exponent)
     if times_x:
         return rows.restore(_times(solved.x, solved.mask()))
@@ -112,6 +112,13 @@ def _times(x: Tensor, mask: Tensor) -> Tensor:
     """x * mask, with 0 for padding; the mask has no slope beside an infinite x."""
     product = torch.where(x.isfinite(), x, 0.0) * mask + 0.0  # 0 and not -0
     return torch.where((x == torch.inf) & (mask > 0), x * mask.detach(), product)
+
+
+def _times_finite(x: Tensor, mask: Tensor) -> Tensor:
+    """The same in two passes if every entry is finite, as their sum tells."""
+    if not x.detach().sum().isfinite():
+        return _times(x, mask)
+    return torch.addcmul(x.new_zeros(()), x, mask)  # 0 and not -0
 
 
 def topk_mask(

@@ -68,10 +68,11 @@ def in_slots(y: Tensor, capacity: int, dim: int = -1) -> Selection:
     """The entries of y with the largest magnitudes, with their derivative."""
     rows = Rows.of("y", y, dim)
     slots = select_slots(rows.data.detach(), capacity)
-    rest = rows.data.abs().scatter(-1, slots, 0.0)
+    rest = rows.data.scatter(-1, slots, 0.0).abs()
     indices = rows.unflatten(slots)
-    dropped = rest.sum(dim=-1, keepdim=True, dtype=torch.float64)
-    dropped = torch.where(row_sum(rows.data.isnan()) > 0, torch.nan, dropped)
+    dropped = rest.sum(dim=-1, keepdim=True)
+    is_nan = rows.data.detach().gather(-1, slots).isnan().any(dim=-1, keepdim=True)
+    dropped = torch.where(is_nan, torch.nan, dropped)
     return Selection(y.gather(dim, indices), indices, rows.restore_scalars(dropped))
 
 
