@@ -33,7 +33,9 @@ myst_enable_extensions = ["amsmath", "attrs_block", "attrs_inline", "colon_fence
 myst_heading_anchors = 3
 autodoc_typehints_format = "short"
 suppress_warnings = ["ref.python"]  # a type of one name in torch and in jax, where either will do
-nitpicky = True  # a link to a function that is not there fails the build; types of others may have none
+nitpicky = (
+    True  # a link to a function that is not there fails the build; types of others may have none
+)
 nitpick_ignore_regex = [("py:class", ".*"), ("py:data", ".*"), ("py:obj", ".*")]
 exclude_patterns = ["_build", "gallery"]
 html_math_renderer = "mathml"

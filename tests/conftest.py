@@ -1,3 +1,4 @@
+import contextlib
 import os
 import shutil
 import tempfile
@@ -66,3 +67,15 @@ def pytest_unconfigure() -> None:
 def st(request):
     """A front-end; tests that do without it are for NumPy."""
     return FRONTENDS[request.param]()
+
+
+@pytest.fixture(params=["core", "XLA operations"])
+def way(request):
+    """Both implementations on JAX, on the CPU."""
+    from jax_ways import in_xla_operations
+    from sparsetopk.jax import ffi
+
+    if request.param == "core" and not ffi.available():
+        pytest.skip("the core was built without its handlers for XLA")
+    with contextlib.nullcontext() if request.param == "core" else in_xla_operations():
+        yield request.param

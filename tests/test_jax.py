@@ -45,20 +45,6 @@ def close(got, expected, **tolerances):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **options), got, expected)
 
 
-@pytest.fixture(params=["core", "XLA operations"])
-def way(request, monkeypatch):
-    """Both implementations, on the CPU; what is compiled is forgotten in between."""
-    if request.param == "core":
-        if not ffi.available():
-            pytest.skip("the core was built without its handlers for XLA")
-    else:
-        monkeypatch.setattr(ffi, "available", lambda: False)
-        jax.clear_caches()
-    yield request.param
-    if request.param != "core":
-        jax.clear_caches()
-
-
 # values
 
 

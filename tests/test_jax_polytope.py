@@ -24,7 +24,8 @@ import jax.numpy as jnp  # noqa: E402
 from jax.test_util import check_grads  # noqa: E402
 
 import sparsetopk.jax as st  # noqa: E402
-from sparsetopk.jax import ffi, pav  # noqa: E402
+from jax_ways import in_xla_operations  # noqa: E402
+from sparsetopk.jax import pav  # noqa: E402
 
 PHI_NAMES = ("identity", "half_square", "abs", "exp")
 LAMS = (0.0, 1e-3, 0.3, 3.0, 1e3)
@@ -62,20 +63,6 @@ def with_cotangents(f, g, *at):
         return y, pull(jnp.asarray(g, y.dtype))
 
     return both(*at)
-
-
-@pytest.fixture(params=["core", "XLA operations"])
-def way(request, monkeypatch):
-    """Both implementations, on the CPU; what is compiled is forgotten in between."""
-    if request.param == "core":
-        if not ffi.available():
-            pytest.skip("the core was built without its handlers for XLA")
-    else:
-        monkeypatch.setattr(ffi, "available", lambda: False)
-        jax.clear_caches()
-    yield request.param
-    if request.param != "core":
-        jax.clear_caches()
 
 
 # the solver in XLA operations
@@ -402,7 +389,7 @@ def test_transforms(name, p):
     close(jax.jit(f, donate_argnums=0)(x + 0.0), y)
 
 
-def test_xla_operations_in_transforms(monkeypatch):
+def test_xla_operations_in_transforms():
     """Nested vmap and both modes, with lam and w that are batched or not."""
     x, w = arrays()
     lams = jnp.asarray([0.1, 1.0, 10.0])
@@ -417,10 +404,8 @@ def test_xla_operations_in_transforms(monkeypatch):
         )
 
     expected = jax.jit(everything)(x, w, lams)
-    monkeypatch.setattr(ffi, "available", lambda: False)
-    jax.clear_caches()
-    close(jax.jit(everything)(x, w, lams), expected, rtol=1e-9, atol=1e-9)
-    jax.clear_caches()
+    with in_xla_operations():
+        close(jax.jit(everything)(x, w, lams), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_vmap_over_w_and_lam():
