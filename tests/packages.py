@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 IN_SDIST = {
     *("CHANGELOG.md", "CITATION.cff", "CMakeLists.txt", "CONTRIBUTING.md", "LICENSE", "Makefile"),
     *("PKG-INFO", "README.md", "constraints.txt", "pyproject.toml", ".gitignore"),
-    *("benchmarks", "csrc", "docs", "src", "tests"),
+    *("benchmarks", "csrc", "docs", "examples", "src", "tests"),
 }
-FOR_TESTS = ("tests", "docs", "README.md", "pyproject.toml")
+FOR_TESTS = ("tests", "docs", "benchmarks", "examples", "README.md", "pyproject.toml")
 # A minute of both front-ends; the other quick tests take minutes more.
 QUICK = ("package", "native", "errors", "smoothness", "published_failures", "jax_ffi")
 REQUIREMENTS = ("pytest", "pytest-xdist", "hypothesis", "scipy")
