@@ -48,13 +48,12 @@ def solve(x: Array, whole: Array, frac: Array, lam: Array, setting: Setting) -> 
 
     On the CPU by the compiled core, elsewhere in XLA operations: what is lowered for decides.
     """
-    in_xla = partial(solve_in_xla, setting=setting)
     kind = setting.kind
     closed = kind.op in (MASK, MAGNITUDE, SIGN) or (
         kind.op == TWO_SIDED and kind.exponent in (1, 2, 3)
     )
     if not (closed and ffi.available()) or setting.axis_name is not None:
-        return in_xla(x, whole, frac, lam)
+        return solve_in_xla(x, whole, frac, lam, setting)
     in_core = partial(ffi.threshold, **kind._asdict())
     return Solved(
         *lax.platform_dependent(
