@@ -434,6 +434,26 @@ def fsdp_prunes_as_one_process(group):
         equal(model(torch.arange(3)).detach(), alone(torch.arange(3)).detach(), 1e-8)
 
 
+def fsdp_prunes_in_parts(group):
+    """Two groups with a share each, on one model: as in one process, also at the end."""
+    from torch.distributed.fsdp import fully_shard
+
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    losses, models = [], []
+    for ranks in (1, size):
+        model = Tied()
+        if ranks > 1:
+            fully_shard(model)
+        for part, keep in ((["body"], 0.5), (["embed", "head"], 0.2)):
+            pruner = prune.prune(model, keep, 0.3, scope="global", modules=part)
+        losses.append(train(model, pruner, rank if ranks > 1 else 0, ranks, fused=True))
+        prune.finalize(model, hard=True)
+        models.append(model)
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-9, atol=0.0)
+    for name, w in models[1].named_parameters():
+        equal(w.detach().full_tensor(), models[0].get_parameter(name).detach(), 1e-8)
+
+
 PRUNED = ("embed.weight", "body.0.weight", "body.2.weight", "body.3.weight")
 
 
@@ -536,6 +556,7 @@ CHECKS = {
         rows_special,
         rows_of_dtensors,
         fsdp_prunes_as_one_process,
+        fsdp_prunes_in_parts,
         fsdp_errors,
         experts_choose_over_ranks,
     ],
