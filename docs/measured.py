@@ -28,7 +28,8 @@ OPENING = """# What reproduces
 
 Every claim of the paper that our experiments can judge, in the form that was run here on two cores; the
 verdict is computed from the numbers. [How to run them](../reproduce.md). The results are in
-`docs/results/` as JSON; `sparsetopk report docs/results` makes one page of them.
+`docs/results/` as JSON; `sparsetopk report docs/results` makes one page of them. Other work shared the
+cores: errors and accuracies do not depend on it, times do, so take those as a first impression.
 """
 
 
