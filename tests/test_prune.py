@@ -205,7 +205,7 @@ def test_it_trains(scope):
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_solved_once_per_step_and_gradients_accumulate(scope, monkeypatch):
-    from sparsetopk.torch import prune as module
+    from sparsetopk.torch import pruned as module
 
     model = mlp()
     prune(model, 0.2, 0.1, scope=scope)
@@ -479,8 +479,8 @@ def test_other_operators(scope, operator):
         ({"keep": 601}, ValueError, r"keep must be in \[1, 600\] for 0.weight, got 601"),
         ({"keep": "all"}, TypeError, "keep must be a real number"),
         ({"lam": -1.0}, ValueError, "lam must be finite and at least 0"),
-        ({"scope": "layer"}, ValueError, "scope must be 'tensor' or 'global', got 'layer'"),
-        ({"unit": "column"}, ValueError, "unit must be 'weight' or 'row', got 'column'"),
+        ({"scope": "layer"}, ValueError, "scope must be one of 'tensor', 'global', got 'layer'"),
+        ({"unit": "column"}, ValueError, "unit must be one of 'weight', 'row', got 'column'"),
         ({"lam_scale": "max"}, ValueError, "lam_scale must be None or 'rms', got 'max'"),
         ({"p": 1.0}, ValueError, "p must be"),
         ({"modules": ["1.weight"]}, ValueError, "must name parts of the model, got '1.weight'"),
@@ -516,7 +516,7 @@ def test_twice_is_an_error():
 def test_errors_of_schedules(schedule):
     with pytest.raises(ValueError, match="steps must be"):
         schedule(0)
-    with pytest.raises(ValueError, match="shape must be 'linear' or 'cubic', got 'square'"):
+    with pytest.raises(ValueError, match="shape must be one of 'linear', 'cubic', got 'square'"):
         schedule(3, shape="square")
 
 

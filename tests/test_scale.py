@@ -463,8 +463,8 @@ def fsdp_errors(group):
     model = Tied()
     fully_shard(model)
     for options, message in (
-        ({}, "scope, on sharded parameters, must be 'global', got 'tensor'"),
-        ({"scope": "global", "unit": "row"}, "unit, on sharded parameters, must be 'weight'"),
+        ({}, "scope, on sharded parameters, must be one of 'global', got 'tensor'"),
+        ({"scope": "global", "unit": "row"}, "unit, on sharded parameters, must be one of 'weight'"),
         (
             {"scope": "global", "lam": prune.ChooseLam()},
             "lam must be a number on sharded parameters",

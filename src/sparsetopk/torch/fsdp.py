@@ -9,7 +9,7 @@ are carried through the solution to W. So no rank ever has more full weights tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,16 +17,31 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from ..arguments import check_choice
+from .pruned import Group, PrunedShard, Settings, beside
+from .schedules import ChooseLam
+from .targets import Target, distinct
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-Named = Sequence[tuple[str, Tensor]]
+
+def check_sharded(settings: Settings, scope: str, lam: float | ChooseLam) -> None:
+    """What needs more than the shards of a rank and a few numbers of the others is left out."""
+    check_choice("scope, on sharded parameters,", scope, ("global",))
+    check_choice("unit, on sharded parameters,", settings.unit, ("weight",))
+    for name in ("operator", "lam_scale"):
+        if (value := getattr(settings, name)) is not None:
+            raise ValueError(f"{name} must be None on sharded parameters, got {value!r}")
+    if isinstance(lam, ChooseLam):
+        raise ValueError(f"lam must be a number on sharded parameters, got {lam}")
 
 
-def shard_group(parameters: Named) -> ProcessGroup:
+def shard_group(targets: list[Target]) -> ProcessGroup:
     """The processes over which all the parameters are sharded, each along one dimension of one mesh."""
     axes = set()
-    for name, w in parameters:
+    for target in targets:
+        name, w = target.name, target.weight
         if not isinstance(w, DTensor):
             raise ValueError(f"{name} must be sharded as the other parameters are, got a plain one")
         sharded = [i for i, where in enumerate(w.placements) if where != Replicate()]
@@ -42,28 +57,29 @@ def shard_group(parameters: Named) -> ProcessGroup:
     return mesh.get_group(axis)
 
 
+def register(group: Group, targets: list[Target], model: torch.nn.Module) -> None:
+    """W goes beside each parameter, for the module that has it first."""
+    ys = distinct(targets)
+    index = {id(y): i for i, y in enumerate(ys)}
+    for target in targets:
+        i = index[id(target.weight)]
+        if i == len(group.members):
+            part = PrunedShard(group, i, target.parameter, target.weight)
+            target.module.add_module(beside(target.parameter), part)
+            group.members.append(part)
+    group.link = Link(model, group, ys)
+
+
 def local(w: DTensor) -> Tensor:
     """The shard of this rank."""
     return w.to_local().detach()
 
 
 class Link:
-    """Between the trained weights W and the parameters y that FSDP manages.
+    """Between the trained weights W of a group and the parameters y that FSDP manages."""
 
-    ``evaluate`` gives the shards of y from those of W, live; ``settings`` is what it depends on beside
-    them.
-    """
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        ws: Sequence[Any],
-        ys: Sequence[Any],
-        evaluate: Callable[[list[Tensor]], list[Tensor]],
-        settings: Callable[[], tuple[float, ...]],
-    ) -> None:
-        self._model, self._ws, self._ys = model, ws, ys
-        self._evaluate, self._settings = evaluate, settings
+    def __init__(self, model: torch.nn.Module, group: Group, ys: Sequence[Any]) -> None:
+        self._model, self._group, self._ws, self._ys = model, group, group.originals, ys
         self._key: Any = None
         self._solution: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._queued = False
@@ -78,13 +94,13 @@ class Link:
     def refresh(self) -> None:
         """Solve, if anything has changed: a collective call."""
         versions = [(w._version, local(w)._version, w.requires_grad) for w in self._ws]
-        key = (torch.is_inference_mode_enabled(), self._settings(), versions)
+        key = (torch.is_inference_mode_enabled(), self._group.version, versions)
         if key == self._key:
             return
         self._key, self._solution = None, ([], [])  # before there is a new one: it may be large
         with torch.enable_grad():
             xs = [local(w).requires_grad_(w.requires_grad) for w in self._ws]
-            self._solution = xs, self._evaluate(xs)
+            self._solution = xs, self._group.evaluate(xs)
         self.write(self._solution[1])
         self._key = key
 
@@ -123,6 +139,8 @@ class Link:
                 )
                 w.grad = g if w.grad is None else w.grad + g
 
-    def remove(self) -> None:
+    def finish(self, shards: Sequence[Tensor]) -> None:
+        """These are the shards of y from now on, and plain parameters."""
+        self.write(shards)
         for handle in self._handles:
             handle.remove()
