@@ -16,7 +16,7 @@ demo: $(VENV)/experiments ## draw Fig. 1 of the paper and print a small table (t
 	$(BIN)/sparsetopk demo --out out
 
 test: $(VENV)/dev ## run all tests
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(VENV)/dev ## check style (ruff) and types (mypy, strict)
 	$(BIN)/ruff check .

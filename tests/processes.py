@@ -16,7 +16,10 @@ def start(f, size, directory, *arguments, answers=None):
 
     The test fails if it raises on one of them, and is skipped where processes cannot reach each other.
     """
-    context = torch.multiprocessing.get_context("spawn")
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch", "torch.distributed.fsdp", "sparsetopk.torch", "pytest"]
+    )
     queue, store = context.Queue(), f"file://{directory}/store"
     workers = [
         context.Process(target=_work, args=(rank, size, store, queue, f, arguments), daemon=True)

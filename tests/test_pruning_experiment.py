@@ -32,6 +32,7 @@ from sparsetopk.experiments.runs import Checkpoint, ExperimentError, Options  # 
 
 TINY = replace(
     pruning.QUICK,
+    batch=128,
     epochs=2,
     best_epochs=2,
     sweep_epochs=1,

@@ -464,7 +464,10 @@ def fsdp_errors(group):
     fully_shard(model)
     for options, message in (
         ({}, "scope, on sharded parameters, must be one of 'global', got 'tensor'"),
-        ({"scope": "global", "unit": "row"}, "unit, on sharded parameters, must be one of 'weight'"),
+        (
+            {"scope": "global", "unit": "row"},
+            "unit, on sharded parameters, must be one of 'weight'",
+        ),
         (
             {"scope": "global", "lam": prune.ChooseLam()},
             "lam must be a number on sharded parameters",

@@ -226,6 +226,14 @@ def test_same_seed_same_numbers_and_resumed_runs_too(digits, tmp_path):
     assert trained(digits, seed=1)[1]["norm.weight"].ne(state["norm.weight"]).any()
 
 
+def test_fixed_embeddings_do_not_move(digits):
+    model = vit.fix_embeddings(vit.ViT(SHAPE, 10))
+    before = copy.deepcopy(model.state_dict())
+    fitting.fit(model, torch.nn.functional.cross_entropy, digits, TINY, seed=0)
+    same = {key for key, value in model.state_dict().items() if torch.equal(value, before[key])}
+    assert same == {"cls_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"}
+
+
 def without_seconds(value):
     if isinstance(value, dict):
         return {k: without_seconds(v) for k, v in value.items() if k != "seconds"}

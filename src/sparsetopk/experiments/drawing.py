@@ -37,6 +37,16 @@ def tidy(*axes: Any) -> None:
         ax.grid(alpha=0.25)
 
 
+def log_scale(ax: Any) -> None:
+    """Of y, with plain numbers on it."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter("{x:g}")
+
+
 def save(figure: Figure, directory: Path, name: str) -> None:
     """As PNG and SVG; the same numbers give the same file."""
     directory.mkdir(parents=True, exist_ok=True)

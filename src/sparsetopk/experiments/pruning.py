@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from . import digits
 from .data import at_hand
-from .drawing import COLOURS, pyplot, save, tidy
+from .drawing import COLOURS, log_scale, pyplot, save, tidy
 from .pruned_mlp import CHANCE, KEEP, METHODS, Setting, Tensors, Trainer, train
 from .runs import Book, Claim, ExperimentError, Options, mean_and_error
 
@@ -481,7 +481,8 @@ def draw(result: dict[str, Any], directory: Path) -> None:
         row[0].set_ylabel("test error, %")
     axes[-1, 0].set_xlabel("epoch")
     axes[-1, 1].set_xlabel("seconds")
-    axes[0, 0].legend(frameon=False, ncols=2)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
     tidy(*axes.flat)
     save(figure, directory, "pruning")
     _draw_variants(results["variants"], directory)
@@ -494,8 +495,7 @@ def draw_errors(ax: Any, method: str, summary: dict[str, Any], seconds: float | 
     x = (1 + np.arange(len(mean))) * (1.0 if seconds is None else seconds)
     ax.plot(x, mean, color=COLOURS[method], label=method, lw=1.8)
     ax.fill_between(x, mean - error, mean + error, color=COLOURS[method], alpha=0.2, lw=0)
-    ax.set_yscale("log")
-    ax.yaxis.set_major_formatter("{x:g}")
+    log_scale(ax)
 
 
 def _draw_variants(found: list[dict[str, Any]], directory: Path) -> None:

@@ -139,6 +139,14 @@ class ViT(nn.Module):
         return torch.cat([self.pos_embed[:, :1], grid.flatten(2).mT], dim=1)
 
 
+def fix_embeddings(model: ViT) -> ViT:
+    """Patches and positions stay embedded as they are, as Kumar et al. (2022, "How to fine-tune vision
+    models with SGD") advise: their gradients are so large that the rest could not learn."""
+    for parameter in (*model.patch_embed.parameters(), model.cls_token, model.pos_embed):
+        parameter.requires_grad_(False)
+    return model
+
+
 def load(path: Path, shape: Shape, classes: int) -> ViT:
     """The ViT with the weights of a safetensors file, but for the head, which is new."""
     from safetensors import SafetensorError
