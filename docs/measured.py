@@ -48,7 +48,7 @@ def badge(claim):
 def reproduction():
     parts = [experiment(name) for name in EXPERIMENTS]
     rows = [
-        f"| {claim.text.rstrip('.')} | [{part.name}](#{part.name}) | {badge(claim)} |"
+        f"| {claim.text} | [{part.name}](#{part.name}) | {badge(claim)} |"
         for part in parts
         for claim in part.claims
     ]
@@ -73,7 +73,7 @@ def section(part):
         return "\n\n".join([*lines, "Not run in full yet."])
     lines += [f"In its {part.form}."]
     for claim in part.claims:
-        lines += [f"**{claim.text.rstrip('.')}.** {badge(claim)}"]
+        lines += [f"**{claim.text}.** {badge(claim)}"]
         lines += [f"- Paper: {claim.paper}\n- Here: {claim.ours}"]
         lines += [claim.note]
     for path, caption in part.pictures.items():

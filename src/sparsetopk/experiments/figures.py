@@ -317,7 +317,7 @@ def claims(result: dict[str, Any]) -> list[Claim]:
 def _sparse(curves: dict[str, Any]) -> Claim:
     shares = {label: curves[label]["zeros"] for label in ("p = 2", "p = 4/3")}
     return Claim(
-        "The relaxed masks are sparse: exactly 0 for some s (Fig. 1).",
+        "The relaxed masks are sparse: exactly 0 for some s (Fig. 1)",
         "exactly 0 for some values of s",
         ", ".join(f"{label}: 0 at {share:.0%} of the s" for label, share in shares.items()),
         "reproduced" if min(shares.values()) > 0 else "not reproduced",
@@ -331,7 +331,7 @@ def _hard_and_p_2(curves: dict[str, Any], surfaces: dict[str, Any]) -> Claim:
     jump = max(m["hard"]["value"][1] for m in (curves, surfaces))
     slope = max(m["p = 2"]["slope"][1] for m in (curves, surfaces))
     return Claim(
-        "Without regularisation the operators jump; with p = 2 they are continuous (Fig. 1 and 3).",
+        "Without regularisation the operators jump; with p = 2 they are continuous (Fig. 1 and 3)",
         "discontinuous; continuous and differentiable almost everywhere",
         f"the hard ones jump by {jump:.2f}; p = 2 {'does not jump' if all(p_2) else 'jumps'}, "
         f"its slope changes by {slope:.2f} at kinks",
@@ -353,7 +353,7 @@ def _p_4_3(figure_1: dict[str, Any], saturation: dict[str, Any], surfaces: dict[
     said += [f"it jumps on {' and '.join(broken)}"] if broken else []
     two_sided = differentiable(saturation["two-sided p = 3/2"])
     return Claim(
-        "With p = 4/3 the operators are differentiable everywhere (Fig. 1 and 3).",
+        "With p = 4/3 the operators are differentiable everywhere (Fig. 1 and 3)",
         "continuously differentiable",
         "; ".join(said),
         "reproduced" if not broken else "partly" if smooth else "not reproduced",
@@ -364,7 +364,7 @@ def _p_4_3(figure_1: dict[str, Any], saturation: dict[str, Any], surfaces: dict[
 
 def _polytopes(corners: dict[str, int]) -> Claim:
     return Claim(
-        "P(w) is the simplex, the capped simplex and a hexagon for the three w of Fig. 2.",
+        "P(w) is the simplex, the capped simplex and a hexagon for the three w of Fig. 2",
         "3, 3 and 6 vertices",
         ", ".join(f"{name}: {number}" for name, number in corners.items()),
         "reproduced" if list(corners.values()) == [3, 3, 6] else "not reproduced",
@@ -374,7 +374,7 @@ def _polytopes(corners: dict[str, int]) -> Claim:
 def _biconjugate(measured: dict[str, Any]) -> Claim:
     edges, above = measured["edges"], measured["above"]
     return Claim(
-        "The k-support negentropy is a convex relaxation of the negentropy of k-sparse vectors.",
+        "The k-support negentropy is a convex relaxation of the negentropy of k-sparse vectors",
         "convex, and equal to it on vectors with at most k nonzeros (Proposition 4)",
         f"n = 3, k = 2: differs by at most {edges:.1e} there; at most {above:.1e} above the mean of "
         "two points half-way between them",

@@ -21,37 +21,37 @@ from .runs import Claim, ExperimentError
 # What is to be judged, for experiments that have not been run: the claim, and the paper's figure.
 PAPER = {
     "figures": (
-        ("The relaxed masks are sparse, p = 2 is continuous (Fig. 1 and 3).", "by figures"),
-        ("With p = 4/3 the operators are differentiable everywhere (Fig. 1 and 3).", "by figures"),
+        ("The relaxed masks are sparse, p = 2 is continuous (Fig. 1 and 3)", "by figures"),
+        ("With p = 4/3 the operators are differentiable everywhere (Fig. 1 and 3)", "by figures"),
     ),
     "timing": (
-        ("100 iterations of Dykstra's algorithm give the same output as PAV.", "the same output"),
-        ("Dykstra's algorithm is faster than PAV on accelerators (Fig. 4).", "faster on a TPU"),
+        ("100 iterations of Dykstra's algorithm give the same output as PAV", "the same output"),
+        ("Dykstra's algorithm is faster than PAV on accelerators (Fig. 4)", "faster on a TPU"),
     ),
     "pruning": (
-        ("The relaxed top-k trains significantly faster than the hard one (Fig. 5).", "by figure"),
-        ("The relaxed top-k keeps the share of nonzero weights.", "10 %"),
+        ("The relaxed top-k trains significantly faster than the hard one (Fig. 5)", "by figure"),
+        ("The relaxed top-k keeps the share of nonzero weights", "10 %"),
         (
-            "The entropy-regularised straight-through baseline is comparable with the relaxed top-k.",
+            "The entropy-regularised straight-through baseline is comparable with the relaxed top-k",
             "5.9 % test error",
         ),
     ),
     "finetune": (
         (
-            "The top-3 loss beats cross-entropy in top-k accuracy, for several k (Fig. 6).",
+            "The top-3 loss beats cross-entropy in top-k accuracy, for several k (Fig. 6)",
             "by figure",
         ),
         (
-            "The top-3 loss costs little beside the step (Fig. 6).",
+            "The top-3 loss costs little beside the step (Fig. 6)",
             "9.5 s a step for cross-entropy, 9.7 s for p = 2, 10 s for p = 4/3",
         ),
     ),
     "moe": (
         (
-            "A mixture of experts with the relaxed router is better than with the hard one (Fig. 7).",
+            "A mixture of experts with the relaxed router is better than with the hard one (Fig. 7)",
             "better precision at 1 in the last steps",
         ),
-        ("Training with the relaxed router takes longer.", "15 hours against 10"),
+        ("Training with the relaxed router takes longer", "15 hours against 10"),
     ),
 }
 

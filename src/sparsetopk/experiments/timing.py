@@ -367,7 +367,7 @@ def _equals_pav(result: dict[str, Any]) -> Claim:
         _up_to(lam, {int(n): by_lam[str(lam)] for n, by_lam in agreement.items()}) for lam in LAMS
     )
     return Claim(
-        "100 iterations of Dykstra's algorithm give the same output as PAV.",
+        "100 iterations of Dykstra's algorithm give the same output as PAV",
         "the same output",
         f"equal (to {EQUAL:.0e}) in {sum(equal)} of {len(equal)} cases: {shown}",
         "reproduced" if all(equal) else "partly" if any(equal) else "not reproduced",
@@ -384,7 +384,7 @@ def _up_to(lam: float, differences: dict[int, float]) -> str:
 
 
 def _faster_on_accelerators(result: dict[str, Any]) -> Claim:
-    text = "Dykstra's algorithm is faster than PAV on accelerators (Fig. 4)."
+    text = "Dykstra's algorithm is faster than PAV on accelerators (Fig. 4)"
     times, ratios = result["results"]["times"], {}
     for framework in ("torch", "JAX"):
         if f"{framework} PAV" in times:

@@ -18,6 +18,8 @@ Common to all of them:
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,7 +54,9 @@ def _relaxed(
 ) -> Tensor:
     """An operator of the family, with its arguments checked."""
     if hasattr(x, "placements"):  # a DTensor, as nothing else is
-        return _on_shards(x, k, lam, p, op, dim, solver, options, group, debias, times_x)
+        same = functools.partial(_relaxed, debias=debias, times_x=times_x)
+        on_shard = lambda x, group: same(x, k, lam, p, op, dim, solver, options, group)  # noqa: E731
+        return _on_shards(on_shard, x, k, lam, dim, group)
     rows = Rows.of("x", x, dim)
     operator = Operator(op, check_exponent(p), debias)
     if (shared := check_group(group)) is not None:
@@ -80,17 +84,12 @@ def _relaxed(
 
 
 def _on_shards(
+    operator: Callable[[Tensor, ProcessGroup | None], Tensor],
     x: Any,
     k: Number,
     lam: Number,
-    p: float,
-    op: int,
     dim: int,
-    solver: Solver,
-    options: SolverOptions | None,
     group: ProcessGroup | None,
-    debias: bool,
-    times_x: bool,
 ) -> Tensor:
     """Of a DTensor: each rank works on its shard, and the result is placed as x is."""
     from . import dtensors  # which needs torch.distributed
@@ -98,9 +97,7 @@ def _on_shards(
     if group is not None:
         raise ValueError("group must be None for a DTensor, which has its own, got a group")
     group = dtensors.group_along(x, check_dim("x", x, dim), k, lam)
-    here = x.to_local()
-    y = _relaxed(here, k, lam, p, op, dim, solver, options, group, debias=debias, times_x=times_x)
-    return dtensors.placed(y, x)
+    return dtensors.placed(operator(x.to_local(), group), x)
 
 
 def _straight_through(hard: Tensor, relaxed: Tensor) -> Tensor:
