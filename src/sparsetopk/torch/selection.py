@@ -68,12 +68,18 @@ def in_slots(y: Tensor, capacity: int, dim: int = -1) -> Selection:
     """The entries of y with the largest magnitudes, with their derivative."""
     rows = Rows.of("y", y, dim)
     slots = select_slots(rows.data.detach(), capacity)
-    rest = rows.data.scatter(-1, slots, 0.0).abs()
     indices = rows.unflatten(slots)
-    dropped = rest.sum(dim=-1, keepdim=True)
-    is_nan = rows.data.detach().gather(-1, slots).isnan().any(dim=-1, keepdim=True)
-    dropped = torch.where(is_nan, torch.nan, dropped)
+    dropped = _dropped(rows.data, slots)
     return Selection(y.gather(dim, indices), indices, rows.restore_scalars(dropped))
+
+
+def _dropped(y: Tensor, slots: Tensor) -> Tensor:
+    """The sum of the magnitudes that are in no slot, (m, 1); NaN for a row that is."""
+    kept = y.gather(-1, slots)
+    if is_plain(y) and y.detach().count_nonzero() == kept.detach().count_nonzero():
+        return kept.clamp(0, 0).abs().sum(dim=-1, keepdim=True)  # 0 with a derivative of 0, or NaN
+    rest = y.scatter(-1, slots, 0.0).abs().sum(dim=-1, keepdim=True)
+    return torch.where(kept.detach().isnan().any(dim=-1, keepdim=True), torch.nan, rest)
 
 
 def _check_magnitude(magnitude: bool, two_sided: bool) -> None:
