@@ -248,7 +248,9 @@ def small(monkeypatch):
     monkeypatch.setattr(
         finetune,
         "QUICK",
-        dataclasses.replace(quick, recipe=few, rates=(0.1, 0.3), seeds=2, rounds=2),
+        dataclasses.replace(
+            quick, recipe=few, rates=dict.fromkeys(finetune.NAMES, (0.1, 0.3)), seeds=2, rounds=2
+        ),
     )
     monkeypatch.setattr(finetune, "PRETRAINING", 10)
     parts = {
@@ -370,7 +372,7 @@ def moe_result(gains, ratio=1.5, seeds=3):
     step["Dykstra-10"] = [ratio * s for s in step["hard"]]
     part = {"seeds": seeds, "backbone": "b"}
     return {
-        "settings": {"scratch": part, "upcycled": part, "data": "d"},
+        "settings": {"scratch": part, "upcycled": part, "data": "d", "lams": [0.03, 0.1, 0.3]},
         "results": {
             **{p: {n: runs(p, n) for n in moe.ROUTERS} for p in moe.PARTS},
             "lam": 0.1,
@@ -394,6 +396,13 @@ DYKSTRA = {("scratch", "Dykstra-10"): 2.0, ("upcycled", "Dykstra-10"): 2.0}
 )
 def test_moe_claim(gains, verdict):
     assert moe.claims(moe_result(gains))[0].verdict == verdict
+
+
+def test_moe_says_if_lam_is_at_the_edge_of_the_sweep():
+    result = moe_result({})
+    assert "edge" not in moe.claims(result)[0].note
+    result["results"]["lam"] = 0.3
+    assert "at the edge of the sweep" in moe.claims(result)[0].note
 
 
 def test_moe_one_seed_decides_nothing():

@@ -40,7 +40,8 @@ from .runs import Book, Checkpoint, Claim, ExperimentError, Options, mean_and_er
 TITLE = "Fine-tuning a vision transformer with a top-k loss (Fig. 6)"
 CAPTIONS = {
     "finetune": "Fig. 6 of the paper. Left: accuracy on the whole test set, mean and two standard "
-    "errors over the seeds. Right: accuracy on the batches while training."
+    "errors over the seeds. Right: accuracy on the batches while training. Two losses are not in the "
+    "paper: two-sided, and spread, which is p = 2 with targets that sum to 3."
 }
 K = 3
 LOSSES: dict[str, dict[str, Any]] = {
@@ -65,17 +66,22 @@ VIT_B16_FILE = "vit_b16.safetensors"  # the user's own: the released versions ha
 class Setting:
     backbone: str
     recipe: Recipe
-    rates: tuple[float, ...]
+    rates: dict[str, tuple[float, ...]]  # of each loss, as many for all
     seeds: int
     ks: tuple[int, ...]
     rounds: int  # of the timing
 
 
-RATES = (0.001, 0.003, 0.01, 0.03)  # those of Dosovitskiy et al.; the paper takes 3e-3 and 5e-3
-# Of losses whose best rates are apart by a factor of 10 on this backbone.
-WIDE_RATES = (0.001, 0.005, 0.02, 0.1)
+# Those of Dosovitskiy et al.; the paper takes 3e-3 and 5e-3.
+RATES = dict.fromkeys(NAMES, (0.001, 0.003, 0.01, 0.03))
+# On ViT-S/14 the losses of the paper need smaller ones: their gradient has a part that moves all logits
+# alike (k labels are selected, one is the target), which is most of it where features are large.
+APART = {
+    name: (0.005, 0.02, 0.1) if name in (BASELINE, "spread") else (0.0002, 0.001, 0.005)
+    for name in NAMES
+}
 _SGD = Recipe("sgd", "cosine", lr=0.0, steps=100, warmup=10, batch=64, pixels=56)
-CORES = Setting("ViT-S/14", _SGD, WIDE_RATES, 3, (1, 3, 5, 10), 5)
+CORES = Setting("ViT-S/14", _SGD, APART, 3, (1, 3, 5, 10), 5)
 PAPER = Setting(
     "ViT-B/16",
     replace(_SGD, batch=512, pixels=384, chunk=32),
@@ -153,7 +159,8 @@ def run(options: Options) -> dict[str, Any]:
     backbone = backbone_of(setting.backbone, setting.recipe.pixels, images, options)
     book = Book(options, "finetune")
     device = torch.device(options.device)
-    total = (len(setting.rates) + setting.seeds) * len(NAMES) * setting.recipe.steps
+    runs = sum(map(len, setting.rates.values())) + setting.seeds * len(NAMES)
+    total = runs * setting.recipe.steps
     with tqdm(total=total, unit="step") as bar:
 
         def one(part: str, name: str, lr: float, seed: int) -> dict[str, Any]:
@@ -177,7 +184,9 @@ def run(options: Options) -> dict[str, Any]:
             return result
 
         tuned = {
-            name: {f"{lr:g}": one("validation", name, lr, TUNING_SEED) for lr in setting.rates}
+            name: {
+                f"{lr:g}": one("validation", name, lr, TUNING_SEED) for lr in setting.rates[name]
+            }
             for name in NAMES
         }
         best = {name: best_rate(runs) for name, runs in tuned.items()}
@@ -196,7 +205,7 @@ def run(options: Options) -> dict[str, Any]:
             n: {lr: r["accuracy"] for lr, r in runs.items()} for n, runs in tuned.items()
         },
         "lr": best,
-        "at the edge of the sweep": [n for n in NAMES if at_edge(best[n], setting.rates)],
+        "at the edge of the sweep": [n for n in NAMES if at_edge(best[n], setting.rates[n])],
         "test": tested,
         "timing": timing,
     }
@@ -286,9 +295,12 @@ def tables(result: dict[str, Any]) -> dict[str, list[list[str]]]:
     for name in NAMES:
         spreads = [mean_and_error(accuracy_of(result, name, k)) for k in ks]
         rows.append([name, results["lr"][name], *(f"{m:.2f} ± {e:.2f}" for m, e in spreads)])
-    rates = [f"{lr:g}" for lr in result["settings"]["rates"]]
+    rates = sorted({lr for runs in results["validation"].values() for lr in runs}, key=float)
     tuned = [
-        [name, *(f"{statistics.fmean(runs[lr].values()):.2f}" for lr in rates)]
+        [
+            name,
+            *(f"{statistics.fmean(runs[lr].values()):.2f}" if lr in runs else "" for lr in rates),
+        ]
         for name, runs in results["validation"].items()
     ]
     return {

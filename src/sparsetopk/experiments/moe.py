@@ -347,14 +347,16 @@ def _accuracy_claim(result: dict[str, Any]) -> Claim:
     fractional = statistics.fmean(
         run["fractional"] for part in PARTS for run in result["results"][part]["relaxed"]
     )
+    lam, lams = result["results"]["lam"], result["settings"]["lams"]
+    edge = "at the edge of the sweep, " if lam in (min(lams), max(lams)) else ""
     return Claim(
         "A relaxed router trains a better mixture of experts than a hard one",
         "better precision-at-1 on JFT-300M at the end of training (one run)",
         "; ".join(_told(result, part) for part in PARTS) + " (points against hard, same seeds)",
         verdict,
-        f"{result['settings']['data']}, not JFT-300M; lam = {result['results']['lam']:g}/experts, "
-        f"chosen on a validation split; lr not tuned; {fractional:.1f} % of the exact router's "
-        "assignments are fractional.",
+        f"{result['settings']['data']}, not JFT-300M; lam = {lam:g}/experts, {edge}chosen on a "
+        f"validation split; lr not tuned; {fractional:.1f} % of the exact router's assignments are "
+        "fractional.",
     )
 
 
