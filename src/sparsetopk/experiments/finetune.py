@@ -62,21 +62,24 @@ VIT_S14_SHA256 = "d95b0f26bb04bca9f00c594bd4a9ff083eee88e5b08b73a2f38aaa6ec61bbc
 VIT_B16_FILE = "vit_b16.safetensors"  # the user's own: the released versions have several hashes
 
 
+Rates = dict[str, tuple[float, ...]]  # of each loss, as many for all
+
+
 @dataclass(frozen=True)
 class Setting:
     backbone: str
     recipe: Recipe
-    rates: dict[str, tuple[float, ...]]  # of each loss, as many for all
+    rates: Rates
     seeds: int
     ks: tuple[int, ...]
     rounds: int  # of the timing
 
 
 # Those of Dosovitskiy et al.; the paper takes 3e-3 and 5e-3.
-RATES = dict.fromkeys(NAMES, (0.001, 0.003, 0.01, 0.03))
+RATES: Rates = dict.fromkeys(NAMES, (0.001, 0.003, 0.01, 0.03))
 # On ViT-S/14 the losses of the paper need smaller ones: their gradient has a part that moves all logits
 # alike (k labels are selected, one is the target), which is most of it where features are large.
-APART = {
+APART: Rates = {
     name: (0.005, 0.02, 0.1) if name in (BASELINE, "spread") else (0.0002, 0.001, 0.005)
     for name in NAMES
 }
