@@ -30,6 +30,19 @@ def test_selection_drops_the_smallest(st):
     np.testing.assert_allclose(selection.dropped, y[0] + y[3])
 
 
+@pytest.mark.parametrize(("capacity", "slope"), [(2, 1.0), (4, 0.0)])
+def test_derivative_of_what_is_dropped(capacity, slope):
+    """Also where nothing is, and where an entry is infinite."""
+    torch = pytest.importorskip("torch")
+    from sparsetopk.torch.selection import in_slots
+
+    y = torch.tensor([[0.25, -torch.inf, 0.5, 0.0, 0.125]], requires_grad=True)
+    dropped = in_slots(y, capacity).dropped
+    assert dropped.item() == (0.375 if slope else 0.0)
+    (found,) = torch.autograd.grad(dropped.sum(), y)
+    assert found.tolist() == [[slope, 0.0, 0.0, 0.0, slope]]
+
+
 def test_default_capacity(st):
     x = gaussian(2, 100)
     assert st.topk_select(x, 3).values.shape == (2, 11)

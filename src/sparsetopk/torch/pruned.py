@@ -44,9 +44,7 @@ class _Hand(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gs: Tensor | None) -> tuple[Tensor | None, ...]:
-        again = (
-            torch.is_grad_enabled()
-        )  # the derivative of the derivative, at the weights themselves
+        again = torch.is_grad_enabled()  # for a second derivative: at the weights themselves
         xs = [x.view_as(x) for x in ctx.originals] if again else ctx.xs
         ys = ctx.evaluate(xs) if again else ctx.ys
         used = [(y, g) for y, g in zip(ys, gs, strict=True) if g is not None]
