@@ -366,3 +366,18 @@ def test_arguments_are_checked(options, error, message):
 def test_labels_are_checked(path, label):
     with pytest.raises(ValueError, match=rf"class indices in \[0, 3\), got {label}"):
         st.topk_loss(X, torch.tensor([0, label]), 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"weight": torch.rand(5)}, {"reduction": "none"}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_autocast_is_that_of_cross_entropy(dtype, options):
+    x = torch.randn(4, 5, dtype=dtype, requires_grad=True)
+    t = torch.rand(4, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = st.topk_loss(x, t, 2, **options)
+        expected = torch.nn.functional.cross_entropy(x.detach(), t.to(dtype))
+    assert loss.dtype == expected.dtype
+    wide = st.topk_loss(x.detach().to(loss.dtype), t, 2, **options)
+    torch.testing.assert_close(loss.detach(), wide)
+    loss.sum().backward()
+    assert x.grad.dtype == dtype

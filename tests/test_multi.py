@@ -292,3 +292,10 @@ def test_counts_are_exact_beyond_what_float32_holds():
     assert int(y.count_nonzero()) == 1 << 24
     assert top.item() == 2
     assert np.array_equal(y[-3:].numpy(), [0, 0, 0])
+
+
+def test_an_integer_k_has_no_cotangent_also_beside_a_nan():
+    x = torch.tensor([1.0, torch.nan, 2.0], requires_grad=True)
+    (y,) = st.topk_mag_multi([x], torch.tensor(2))
+    y.sum().backward()
+    assert x.grad.isnan().all()

@@ -19,6 +19,7 @@ from .._types import Solver, SolverOptions
 from ..arguments import check_p, check_solver
 from ..phis import PHIS
 from ..regularizers import PNorm, TwoSidedPNorm, exponent
+from .kernels import PLAIN
 from .vectorized import MAGNITUDE, MASK, SIGN, TWO_SIDED
 
 Number = float | Tensor
@@ -26,24 +27,35 @@ Number = float | Tensor
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _PHI_NAMES = {MASK: "identity", TWO_SIDED: "identity", MAGNITUDE: "half_square", SIGN: "abs"}
-_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def is_plain(*values: object) -> bool:
     """Whether tensors among the values hold numbers that can be read at once.
 
-    That is: on the CPU, and neither traced, nor transformed by ``torch.func``, nor in forward mode.
+    That is: on the CPU, and neither traced, nor transformed by ``torch.func``, nor in forward mode,
+    nor with something still to be done to what is in memory.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
         return False
     if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
         return False
     if forward_ad._current_level >= 0:
         return False
     for value in values:  # a loop, as this is part of every call
-        if isinstance(value, Tensor) and not (type(value) in _PLAIN and value.is_cpu):
+        if isinstance(value, Tensor) and not (value.is_cpu and is_ordinary(value)):
             return False
     return True
+
+
+def is_ordinary(value: Tensor) -> bool:
+    """Whether the memory of a tensor, on whatever device, holds what it stands for: it does not for
+    subclasses, tensors that are batched, negative views, and zeros that were never written."""
+    return (
+        type(value) in PLAIN
+        and torch._C._has_storage(value)
+        and not value.is_neg()
+        and not value._is_zerotensor()
+    )
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -64,9 +76,35 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def check_dense(name: str, value: Tensor) -> None:
+    """That it is strided, and that its memory, where it is ours to look at, was not given back."""
+    if value.layout is not torch.strided or value.is_nested:
+        kind = "a nested tensor" if value.is_nested else f"one of layout {value.layout}"
+        raise TypeError(f"{name} must be a dense tensor, got {kind}")
+    if (
+        type(value) in PLAIN
+        and not torch.compiler.is_compiling()
+        and torch._C._has_storage(value)
+        and value.untyped_storage().nbytes() == 0
+        and value.numel() > 0
+        and not value._is_zerotensor()
+    ):
+        raise ValueError(f"{name} must have memory, got a tensor whose storage has 0 bytes")
+
+
+def without_entries(x: Tensor, *others: Number) -> Tensor:
+    """x, which is empty, as a function of all that it may be differentiated in; others broadcast."""
+    y = x.clone()
+    for v in others:
+        if isinstance(v, Tensor) and v.is_floating_point():
+            y = y + v.to(x)
+    return y
+
+
 def check_float_tensor(name: str, value: object) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {show(value)}")
+    check_dense(name, value)
     if value.dtype not in _FLOATS:
         raise TypeError(
             f"{name} must be a tensor of dtype float16, bfloat16, float32 or float64, "
@@ -93,6 +131,7 @@ def check_number(name: str, value: object) -> None:
     if type(value) is int or type(value) is float:
         return
     if isinstance(value, Tensor):
+        check_dense(name, value)
         if value.dtype == torch.bool or value.is_complex():
             raise TypeError(f"{name} must be a real number or a tensor of them, got {show(value)}")
     elif isinstance(value, bool) or not isinstance(

@@ -6,6 +6,7 @@ itself differentiated, it is written again in ordinary operations.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -37,7 +38,7 @@ def requires_grad(*values: object) -> bool:
 
 @lru_cache(maxsize=1024)
 def _constant(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64)
+    return torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
 def numbers(rows: Rows, value: Number) -> tuple[Tensor, int]:
@@ -82,7 +83,7 @@ class _Fused(torch.autograd.Function):
         x, state, *tensors = ctx.saved_tensors
         k, lam = (tensors.pop(0) if v is None else v for v in ctx.numbers)
         wanted = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not is_plain(g):
             found = _differentiable_backward(
                 x, k, lam, g, state, ctx.name, ctx.dim, ctx.operator, wanted
             )
@@ -122,14 +123,27 @@ def _differentiable_backward(
     operator: Operator,
     wanted: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
-    """The same with a graph: k or lam may depend on x, so derivatives are taken at aliases."""
-    x, k, lam = x.view_as(x), _alias(k), _alias(lam)
-    rows, op = Rows(name, x, dim), operator.op
-    may_be_hard = isinstance(lam, Tensor) or lam == 0
-    solved = from_state(
-        rows, rows.per_row(k), rows.per_row(lam), state, op, operator.exponent, may_be_hard
-    )
-    y = rows.restore(solved.magnitude(operator.debias) if op == MAGNITUDE else solved.mask())
-    inputs = [v for v, w in zip((x, k, lam), wanted, strict=True) if w and isinstance(v, Tensor)]
-    found = iter(torch.autograd.grad(y, inputs, g, create_graph=True))
+    """The same with a graph, or for a g that is batched."""
+
+    def live(x: Tensor, k: Number, lam: Number) -> Tensor:
+        rows, op = Rows(name, x, dim), operator.op
+        may_be_hard = isinstance(lam, Tensor) or lam == 0
+        solved = from_state(
+            rows, rows.per_row(k), rows.per_row(lam), state, op, operator.exponent, may_be_hard
+        )
+        return rows.restore(solved.magnitude(operator.debias) if op == MAGNITUDE else solved.mask())
+
+    return cotangents(live, (x, k, lam), g, wanted)
+
+
+def cotangents(
+    live: Callable[..., Tensor], inputs: Sequence[Number], g: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Those of the inputs by autograd, with a graph if one is wanted. An input may depend on another
+    one, so derivatives are taken at aliases."""
+    graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        aliases = [_alias(v) for v in inputs]
+        at = [v for v, w in zip(aliases, wanted, strict=True) if w]
+        found = iter(torch.autograd.grad(live(*aliases), at, g, create_graph=graph))  # type: ignore[arg-type]
     return tuple(next(found) if w else None for w in wanted)

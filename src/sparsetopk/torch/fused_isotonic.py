@@ -13,7 +13,10 @@ from torch import Tensor
 
 from ..core import native
 from . import pav
+from .arguments import is_plain
+from .fused import cotangents
 from .isotonic import Solved, relax
+from .kernels import address
 from .scalars import PHIS, PNorm
 
 _IDENTITY = pav.PHI_NAMES.index("identity")
@@ -37,13 +40,18 @@ class _Saved:
     """Of the forward pass, in sorted order; d in the type of the sort."""
 
     def __init__(self, x: Tensor, w: Tensor) -> None:
-        self.order, self.first = (torch.empty(x.shape, dtype=torch.int32) for _ in range(2))
-        self.w_order = torch.empty(w.shape, dtype=torch.int32) if w.requires_grad else None
+        self.order, self.first = (x.new_empty(x.shape, dtype=torch.int32) for _ in range(2))
+        self.w_order = w.new_empty(w.shape, dtype=torch.int32) if w.requires_grad else None
         self.d = torch.empty_like(pav.sortable(x.detach()))
 
     def addresses(self) -> tuple[int, int, int, int]:
-        w_order = 0 if self.w_order is None else self.w_order.data_ptr()
-        return self.order.data_ptr(), self.first.data_ptr(), w_order, self.d.data_ptr()
+        n, of_w = self.d.numel(), 0 if self.w_order is None else self.w_order.numel()
+        return (
+            address(self.order, torch.int32, n),
+            address(self.first, torch.int32, n),
+            address(self.w_order, torch.int32, of_w),
+            address(self.d, self.d.dtype, n),
+        )
 
 
 def _forward(
@@ -56,12 +64,12 @@ def _forward(
         x.element_size(),
         x.shape[0],
         x.shape[1],
-        x.data_ptr(),
+        address(x, x.dtype, x.numel()),
         w.shape[0],
         w.element_size(),
-        w.data_ptr(),
-        lam.data_ptr(),
-        y.data_ptr(),
+        address(w, w.dtype, w.shape[0] * x.shape[1]),
+        address(lam, torch.float64, x.shape[0]),
+        address(y, x.dtype, x.numel()),
         *((0, 0, 0, 0) if saved is None else saved.addresses()),
     )
     return y.to(dtype) if finite else None
@@ -87,7 +95,7 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w, lam = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not is_plain(g):
             found = _differentiable_backward(x, w, lam, g, ctx.reg, ctx.floor, wanted)
         else:
             found = _backward(x, w, lam, g, ctx.reg, ctx.floor, wanted, ctx.saved)
@@ -107,7 +115,7 @@ def _backward(
     """The cotangents of x, w and lam."""
     g, lam_ = g.to(saved.d.dtype).contiguous(), lam.contiguous()
     dx = torch.empty_like(g)
-    dw = torch.zeros(w.shape, dtype=torch.float64) if wanted[1] else None
+    dw = w.new_zeros(w.shape, dtype=torch.float64) if wanted[1] else None
     dlam = torch.empty_like(lam_) if wanted[2] else None
     native.permutahedron_backward(
         reg.exponent,
@@ -115,12 +123,12 @@ def _backward(
         g.shape[0],
         g.shape[1],
         *saved.addresses(),
-        lam_.data_ptr(),
-        g.data_ptr(),
-        dx.data_ptr(),
-        0 if dw is None else dw.data_ptr(),
+        address(lam_, torch.float64, g.shape[0]),
+        address(g, g.dtype, saved.d.numel()),
+        address(dx, g.dtype, saved.d.numel()),
+        address(dw, torch.float64, w.numel()),
         w.shape[0] == 1,
-        0 if dlam is None else dlam.data_ptr(),
+        address(dlam, torch.float64, g.shape[0]),
         floor,
     )
     return dx.to(x.dtype), None if dw is None else dw.to(w.dtype), dlam
@@ -135,11 +143,12 @@ def _differentiable_backward(
     floor: float,
     wanted: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
-    """The same with a graph: w or lam may depend on x, so derivatives are taken at aliases."""
-    x, w, lam = (v.view_as(v) for v in (x, w, lam))
-    solved = Solved(*pav.solve(x.detach(), w.detach(), lam.detach(), _IDENTITY, reg.exponent))
-    paired = w.to(lam.dtype).expand(x.shape).gather(-1, solved.paired)
-    y = relax(x.to(lam.dtype), paired, lam, solved, reg, PHIS["identity"], floor).y().to(g.dtype)
-    inputs = [v for v, want in zip((x, w, lam), wanted, strict=True) if want]
-    found = iter(torch.autograd.grad(y, inputs, g, create_graph=True))
-    return tuple(next(found) if want else None for want in wanted)
+    """The same with a graph, or for a g that is batched."""
+
+    def live(x: Tensor, w: Tensor, lam: Tensor) -> Tensor:
+        solved = Solved(*pav.solve(x.detach(), w.detach(), lam.detach(), _IDENTITY, reg.exponent))
+        paired = w.to(lam.dtype).expand(x.shape).gather(-1, solved.paired)
+        blocks = relax(x.to(lam.dtype), paired, lam, solved, reg, PHIS["identity"], floor)
+        return blocks.y().to(g.dtype)
+
+    return cotangents(live, (x, w, lam), g, wanted)

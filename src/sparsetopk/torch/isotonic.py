@@ -83,7 +83,7 @@ def relax(
         u = torch.where(weight_now > 0, mass / torch.where(weight_now > 0, weight_now, 1.0), u)
     total = block_sum(reg.slope(d), block) + lam_now * phi.curvature(u, weight_now)
     alone, straight = size == 1, phi.name in ("identity", "abs")
-    whole = ((total <= 0) | (alone & straight)) & ~pinned
+    whole = ((total <= 0) | alone if straight else total <= 0) & ~pinned
 
     distance = ((x - x_now) + lam_now * d) / lam.clamp_min(max(floor, smallest(lam.dtype)))
     t = d + (distance - distance.detach())

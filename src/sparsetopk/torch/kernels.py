@@ -11,7 +11,42 @@ from ..core import native
 from .vectorized import MAGNITUDE, MASK, SIGN, TWO_SIDED
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+PLAIN = (Tensor, torch.nn.Parameter)
 _CLOSED_FORMS = (1.0, 2.0, 3.0)
+
+
+def address(t: Tensor | None, dtype: torch.dtype, count: int) -> int:
+    """Where ``count`` numbers of this dtype lie one after the other in this process; 0 for None.
+
+    Every address that the core is given comes from here: it cannot see what is there, and a tensor on
+    another device or of another dtype would crash it, or be read as what it is not. (That the memory
+    holds what the tensor stands for was seen before: ``arguments.is_ordinary``.)
+    """
+    if t is None:
+        return 0
+    if (
+        type(t) in PLAIN
+        and t.is_cpu
+        and t.dtype is dtype
+        and t.numel() == count
+        and t.is_contiguous()
+    ):
+        at = t.data_ptr()
+        if at or not count:
+            return at
+    raise ValueError(
+        f"the compiled core must be given {count} numbers of {dtype} in the memory of the CPU, got a "
+        f"{type(t).__name__} of {t.dtype} and shape {tuple(t.shape)} on {t.device}"
+    )
+
+
+def place(t: Tensor) -> int:
+    """Where a tensor lies, on whatever device: to see that it was replaced, never to be read."""
+    return t.data_ptr()
+
+
+def _per_row(value: Tensor, stride: int, m: int) -> tuple[int, int]:
+    return address(value, torch.float64, m if stride else 1), stride
 
 
 class Operator(NamedTuple):
@@ -43,13 +78,11 @@ def forward(
         m,
         n,
         n,
-        x.data_ptr(),
-        k.data_ptr(),
-        k_stride,
-        lam.data_ptr(),
-        lam_stride,
-        state.data_ptr(),
-        y.data_ptr(),
+        address(x, x.dtype, m * n),
+        *_per_row(k, k_stride, m),
+        *_per_row(lam, lam_stride, m),
+        address(state, torch.float64, 2 * m),
+        address(y, x.dtype, m * n),
         torch.get_num_threads(),
     )
     return y, state
@@ -79,16 +112,14 @@ def backward(
         m,
         n,
         n,
-        x.data_ptr(),
-        k.data_ptr(),
-        k_stride,
-        lam.data_ptr(),
-        lam_stride,
-        state.data_ptr(),
-        g.data_ptr(),
-        dx.data_ptr(),
-        0 if dk is None else dk.data_ptr(),
-        0 if dlam is None else dlam.data_ptr(),
+        address(x, x.dtype, m * n),
+        *_per_row(k, k_stride, m),
+        *_per_row(lam, lam_stride, m),
+        address(state, torch.float64, 2 * m),
+        address(g, x.dtype, m * n),
+        address(dx, x.dtype, m * n),
+        address(dk, torch.float64, m),
+        address(dlam, torch.float64, m),
         torch.get_num_threads(),
     )
     return dx, dk, dlam
@@ -116,25 +147,22 @@ def loss(
     residual, values = torch.empty_like(x), x.new_empty(m, dtype=torch.float64)
     state = values.new_empty((m, 2))
     labels = t is not None and t.dtype == torch.int64
-    address = 0 if t is None else t.data_ptr()
     count, total = native.threshold_loss(
         *operator,
         DTYPES[x.dtype],
         m,
         n,
         n,
-        x.data_ptr(),
-        k.data_ptr(),
-        k_stride,
-        lam.data_ptr(),
-        lam_stride,
-        state.data_ptr(),
-        address if labels else 0,
+        address(x, x.dtype, m * n),
+        *_per_row(k, k_stride, m),
+        *_per_row(lam, lam_stride, m),
+        address(state, torch.float64, 2 * m),
+        address(t if labels else None, torch.int64, m),
         ignored,
         spread,
-        0 if labels else address,
-        residual.data_ptr(),
-        values.data_ptr(),
+        address(None if labels else t, torch.float64, m * n),
+        address(residual, x.dtype, m * n),
+        address(values, torch.float64, m),
         torch.get_num_threads(),
     )
     return residual, values, count, total
@@ -144,5 +172,7 @@ def select(y: Tensor, capacity: int) -> Tensor:
     """The indices (m, capacity) of the entries of y (m, n) with the largest magnitudes, in order."""
     m, n = y.shape
     indices = y.new_empty((m, capacity), dtype=torch.int64)
-    native.select_slots(DTYPES[y.dtype], m, n, y.data_ptr(), capacity, indices.data_ptr())
+    at = address(y, y.dtype, m * n)
+    slots = address(indices, torch.int64, m * capacity)
+    native.select_slots(DTYPES[y.dtype], m, n, at, capacity, slots)
     return indices

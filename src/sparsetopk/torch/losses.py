@@ -11,11 +11,13 @@ from . import fused_loss
 from .arguments import (
     Number,
     Rows,
+    check_dense,
     check_exponent,
     check_float_tensor,
     check_k_and_lam,
     compute_dtype,
     is_plain,
+    without_entries,
 )
 from .differentiable import Relaxed, relax
 from .fused_loss import Call, one_hot, reduce
@@ -54,7 +56,7 @@ def topk_value(
     rows, e = Rows.of("x", x, dim), check_exponent(p)
     check_k_and_lam(rows, k, lam)
     if x.numel() == 0:
-        return x.sum(dim=dim)
+        return without_entries(x, k, lam).sum(dim=dim)
     return rows.restore_scalars(
         _value(relax(rows, k, lam, TWO_SIDED if two_sided else _OPS[phi], e))
     )
@@ -137,7 +139,8 @@ def topk_loss(
     - ``"best"``: subtracts the best value that selects all the labels, whatever else it selects.
       Zero exactly when they are fully selected; not convex for k > 1; no soft targets.
 
-    The rest is as in ``torch.nn.functional.cross_entropy``, but that the classes are last by default:
+    The rest is as in ``torch.nn.functional.cross_entropy``, but that the classes are last by
+    default; under autocast too, where the loss is in float32:
 
     - ``reduction`` is "mean", "sum" or "none". Rows whose class index is ``ignore_index`` have no loss
       and no gradient, and the mean is over the others.
@@ -151,6 +154,9 @@ def topk_loss(
     """
     check_choice("reduction", reduction, ("mean", "sum", "none"))
     rows, e = Rows.of("logits", logits, dim), check_exponent(p)
+    if torch.is_autocast_enabled(logits.device.type) and logits.dtype != torch.float64:
+        logits = logits.float()
+        rows = rows._replace(x=logits)
     check_k_and_lam(rows, k, lam)
     t = _targets(targets, rows)
     _check_options(rows, completion, label_smoothing, ignore_index, weight)
@@ -191,6 +197,7 @@ def _targets(targets: object, rows: Rows) -> Tensor:
             "targets must be a tensor of integer class indices, or of booleans or floats in the shape "
             f"of logits, got {targets.dtype if isinstance(targets, Tensor) else repr(targets)}"
         )
+    check_dense("targets", targets)
     shape = tuple(targets.shape)
     if not targets.is_floating_point() and targets.dtype != torch.bool:
         if shape != rows.leading:
@@ -251,7 +258,7 @@ def _row_weights(weight: Tensor | None, t: Tensor, ignored: int) -> Tensor | Non
     if weight is None:
         return None
     total = t.sum(dim=-1, dtype=compute_dtype(weight))
-    weighted = t.to(total.dtype) @ weight.to(total.dtype)
+    weighted = (t.to(total.dtype) * weight.to(total.dtype)).sum(dim=-1)  # @ would be autocast
     return torch.where(total > 0, weighted / torch.where(total > 0, total, 1.0), 1.0)
 
 
@@ -312,7 +319,8 @@ def _values(
 ) -> Tensor:
     """f(x) - <x, t>, or with completion "best" f(x) minus the best value with the labels, (m)."""
     if rows.x.numel() == 0:
-        return rows.data.to(t.dtype).sum(dim=-1)
+        empty = Rows(rows.name, without_entries(rows.x, k, lam), rows.dim)
+        return empty.data.to(t.dtype).sum(dim=-1)
     solved = relax(rows, k, lam, operator.op, operator.exponent)
     inner = _inner(solved.x, t)
     if completion == "best":

@@ -13,7 +13,7 @@ ranks, and every rank finds the same threshold.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,7 +36,9 @@ from .arguments import (
     check_k,
     check_lam,
     check_number,
+    is_ordinary,
     is_plain,
+    without_entries,
 )
 from .differentiable import relax
 from .groups import Shared, check_group
@@ -101,11 +103,12 @@ def topk_mag_multi(
     check_lam(lam, isinstance(lam, Tensor) and is_plain(lam))
     shared = check_group(group)
     options = _Options(e, debias, straight_through, shared)
-    plain = is_plain() and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+    plain = _are_ordinary(tensors)
     if shared is None:
         check_k(k, n, isinstance(k, Tensor) and is_plain(k))
         if n == 0:
-            return [x.clone() for x in tensors]
+            numbers = [v.reshape(()) if isinstance(v, Tensor) else v for v in (k, lam)]
+            return [without_entries(x, *numbers) for x in tensors]
         if not plain:
             return _concatenated(tensors, k, lam, options)
     elif not plain:
@@ -170,9 +173,11 @@ class _Multi(torch.autograd.Function):
         tensors, numbers = ctx.saved_tensors[:count], list(ctx.saved_tensors[count:])
         k, lam = (numbers.pop(0) if v is None else v for v in ctx.numbers)
         shared = ctx.options.shared
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not _are_ordinary(g for g in gs if g is not None):
             if shared is not None:
-                raise RuntimeError("topk_mag_multi has no second derivatives over a group")
+                raise RuntimeError(
+                    "topk_mag_multi has no second and no batched derivatives over a group"
+                )
             return _differentiable_backward(k, lam, tensors, gs, ctx.options, ctx.needs_input_grad)
         outs = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
         cotangents = [None if g is None else _flat(g) for g in gs]
@@ -186,8 +191,13 @@ class _Multi(torch.autograd.Function):
         elif row.has_threshold:
             block = Block.of(row, sums)
             dk, dlam = block.dk, block.dlam
-        of_numbers = (_like(dk, k), _like(dlam, lam))
+        wanted = ctx.needs_input_grad
+        of_numbers = (_like(dk, k) if wanted[0] else None, _like(dlam, lam) if wanted[1] else None)
         return (*of_numbers, None, *outs)
+
+
+def _are_ordinary(tensors: Iterable[Tensor]) -> bool:
+    return is_plain() and all(is_ordinary(x) for x in tensors)
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -217,17 +227,21 @@ def _differentiable_backward(
     options: _Options,
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """With a graph; k or lam may depend on the tensors, so derivatives are taken at aliases."""
-    inputs: list[Any] = [v.view_as(v) if isinstance(v, Tensor) else v for v in (k, lam, *tensors)]
-    ys = _concatenated(inputs[2:], inputs[0], inputs[1], options)
-    used = [(y, g) for y, g in zip(ys, gs, strict=True) if g is not None]
-    flags = [*wanted[:2], *wanted[3:]]
-    live = [v for v, w in zip(inputs, flags, strict=True) if w]
-    found = iter(
-        torch.autograd.grad(
-            [y for y, _ in used], live, [g for _, g in used], create_graph=True, allow_unused=True
+    """With a graph if one is wanted; k or lam may depend on the tensors, so derivatives are taken at
+    aliases."""
+    graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        inputs: list[Any] = [
+            v.view_as(v) if isinstance(v, Tensor) else v for v in (k, lam, *tensors)
+        ]
+        ys = _concatenated(inputs[2:], inputs[0], inputs[1], options)
+        used = [(y, g) for y, g in zip(ys, gs, strict=True) if g is not None]
+        flags = [*wanted[:2], *wanted[3:]]
+        live = [v for v, w in zip(inputs, flags, strict=True) if w]
+        outs, cotangents = [y for y, _ in used], [g for _, g in used]
+        found = iter(
+            torch.autograd.grad(outs, live, cotangents, create_graph=graph, allow_unused=True)
         )
-    )
     in_k, in_lam, *others = (next(found) if w else None for w in flags)
     return (in_k, in_lam, None, *others)
 
@@ -240,7 +254,7 @@ def _left(passes: Passes, row: Spread, shared: Shared | None) -> Array:
     ties = passes.at_pivot(row.state.pivot)
     left = row.state.delta - (np.cumsum(ties) - ties)
     if shared is not None:  # and the lower ranks before
-        left -= float(shared.gather(torch.tensor(ties.sum()))[: shared.rank].sum())
+        left -= float(shared.gather(torch.tensor(ties.sum(), device="cpu"))[: shared.rank].sum())
     return np.where(left >= ties, np.inf, np.maximum(left, 0.0))
 
 
@@ -274,7 +288,8 @@ def _has_doubles(xs: list[Tensor]) -> bool:
 def _survey(xs: list[Tensor], shared: Shared, k: float, lam: float) -> Survey:
     """Of the tensors of all ranks, by two collectives; that k and lam fit is seen on all of them."""
     here = [sum(x.numel() for x in xs), len(xs), _has_doubles(xs), k, lam]
-    sizes, lengths, doubles, ks, lams = shared.gather(torch.tensor(here, dtype=torch.float64)).T
+    found = shared.gather(torch.tensor(here, dtype=torch.float64, device="cpu"))
+    sizes, lengths, doubles, ks, lams = found.T
     if not lengths.all():
         raise ValueError("tensors must have at least one tensor on every rank, got none on one")
     for name, values in (("k", ks), ("lam", lams)):
@@ -284,7 +299,8 @@ def _survey(xs: list[Tensor], shared: Shared, k: float, lam: float) -> Survey:
     check_k(k, n, readable=True)
     part = _sample(xs, n, before)
     stride = _stride(n)
-    sample = torch.zeros(len(range(stride // 2, n, stride)), dtype=torch.float64)
+    count = len(range(stride // 2, n, stride))
+    sample = torch.zeros(count, dtype=torch.float64, device="cpu")
     first = len(range(stride // 2, before, stride))
     sample[first : first + part.numel()] = part
     return Survey(n, shared.sum(sample), bool(doubles.any()))
@@ -334,7 +350,7 @@ def _stride(n: int) -> int:
 def _sample(xs: list[Tensor], n: int, before: int) -> Tensor:
     """Sizes at even distances in the row of n entries, of which so many come before these."""
     stride = _stride(n)
-    found = [torch.zeros(0, dtype=torch.float64)]
+    found = [torch.zeros(0, dtype=torch.float64, device="cpu")]
     for x in xs:
         found.append(x[(stride // 2 - before) % stride :: stride].to("cpu", torch.float64))
         before += x.numel()
@@ -343,7 +359,7 @@ def _sample(xs: list[Tensor], n: int, before: int) -> Tensor:
 
 def _solve_sample(sample: Tensor, row: Spread, share: float) -> State:
     """The state of the sample, as if it were the row."""
-    k, lam = (torch.full((1, 1), v, dtype=torch.float64) for v in (row.k * share, row.lam))
+    k, lam = (sample.new_full((1, 1), v) for v in (row.k * share, row.lam))
     state = ops.threshold(sample[None], k, lam, MAGNITUDE, row.exponent)
     return State(*state[0].tolist())
 

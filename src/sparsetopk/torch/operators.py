@@ -28,7 +28,15 @@ from torch import Tensor
 from .._types import Solver, SolverOptions
 from ..arguments import check_choice
 from . import fused, sharded, topk_isotonic
-from .arguments import Number, Rows, check_dim, check_exponent, check_k_and_lam, check_torch_solver
+from .arguments import (
+    Number,
+    Rows,
+    check_dim,
+    check_exponent,
+    check_k_and_lam,
+    check_torch_solver,
+    without_entries,
+)
 from .differentiable import relax
 from .groups import check_group
 from .kernels import Operator
@@ -67,7 +75,7 @@ def _relaxed(
     if solver != "threshold" or options is not None:
         check_torch_solver(solver, options, op, p)
     if x.numel() == 0:
-        return x.clone()
+        return without_entries(x, k, lam)
     if solver != "threshold" and not (isinstance(lam, (int, float)) and lam == 0):
         y = rows.restore(topk_isotonic.evaluate(rows, k, lam, operator, p, solver, options))
         if isinstance(lam, Tensor):  # hard rows need no solver

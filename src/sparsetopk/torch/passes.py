@@ -23,7 +23,7 @@ from ..core import native
 from .arguments import Rows
 from .differentiable import from_state, hard_mask
 from .groups import Shared
-from .kernels import DTYPES
+from .kernels import DTYPES, address
 from .scalars import PHIS, PNorm, lone_response
 from .vectorized import MAGNITUDE
 
@@ -176,7 +176,8 @@ class CompiledPasses:
     def __init__(
         self, xs: list[Tensor], outs: list[Tensor], gs: list[Tensor | None] | None = None
     ) -> None:
-        self._zeros = torch.zeros(_CHUNK, dtype=torch.float64)  # for a g that is None
+        # for a g that is None
+        self._zeros = torch.zeros(_CHUNK, dtype=torch.float64, device="cpu")
         self._alive = (xs, outs, gs)
         sizes = np.array([x.numel() for x in xs])
         pieces = -(-sizes // _CHUNK)
@@ -187,12 +188,13 @@ class CompiledPasses:
         offset = start * np.array([x.element_size() for x in xs])[tensor]
         table["n"] = np.minimum(_CHUNK, sizes[tensor] - start)
         table["dtype"] = np.array([DTYPES[x.dtype] for x in xs])[tensor]
-        table["x"] = np.array([x.data_ptr() for x in xs])[tensor] + offset
-        table["out"] = np.array([out.data_ptr() for out in outs])[tensor] + offset
+        table["x"] = np.array(_addresses(xs, xs))[tensor] + offset
+        table["out"] = np.array(_addresses(outs, xs))[tensor] + offset
         if gs is not None:
             given = np.array([g is not None for g in gs])[tensor]
-            at = [(self._zeros if g is None else g).data_ptr() for g in gs]
-            table["g"] = np.array(at)[tensor] + offset * given
+            zeros = address(self._zeros, torch.float64, _CHUNK)
+            at = np.array(_addresses(gs, xs))[tensor]
+            table["g"] = np.where(given, at + offset, zeros)
         n = int(sizes.sum())
         self._is_long = n >= _LONG
         threads = 1 if n < 2 * _CHUNK else torch.get_num_threads()  # waking one costs as much
@@ -208,8 +210,8 @@ class CompiledPasses:
         table = self._table
         sizes = np.array([4, 8, 2, 2])[table["dtype"]] + 2
         room = -(-sizes * (table["n"] // _FEWEST) // 64) * 64
-        memory = torch.empty(int(room.sum()), dtype=torch.uint8)
-        return memory, memory.data_ptr() + np.cumsum(room) - room
+        memory = torch.empty(int(room.sum()), dtype=torch.uint8, device="cpu")
+        return memory, address(memory, torch.uint8, memory.numel()) + np.cumsum(room) - room
 
     def gather(self, bounds: Bounds, few: bool) -> Counts:
         self._gathered = True
@@ -249,6 +251,15 @@ class CompiledPasses:
         return native.pieces_cotangents(*self._with(row, total.ctypes.data))
 
 
+def _addresses(values: Sequence[Tensor | None], xs: list[Tensor]) -> list[int]:
+    """Of tensors that are as long as those of the row, and of the same dtypes."""
+    return [address(v, x.dtype, x.numel()) for v, x in zip(values, xs, strict=True)]
+
+
+def _on_cpu(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device="cpu")
+
+
 class GroupPasses:
     """Over the shards of all ranks: each pass over those of this one, and a collective of its numbers.
 
@@ -260,7 +271,7 @@ class GroupPasses:
         self.at_pivot, self.apply = inner.at_pivot, inner.apply
 
     def _sum(self, values: Sequence[float], dtype: torch.dtype = torch.float64) -> list[Any]:
-        found: list[Any] = self._shared.sum(torch.tensor(values, dtype=dtype)).tolist()
+        found: list[Any] = self._shared.sum(_on_cpu(values, dtype)).tolist()
         return found
 
     def gather(self, bounds: Bounds, few: bool) -> Counts:
@@ -272,7 +283,7 @@ class GroupPasses:
 
     def neighbours(self, cut: float) -> tuple[float, float]:
         above, below = self._inner.neighbours(cut)
-        found = self._shared.largest(torch.tensor([-above, below], dtype=torch.float64))
+        found = self._shared.largest(_on_cpu([-above, below], torch.float64))
         return -float(found[0]), float(found[1])
 
     def masses(self, row: Spread) -> tuple[float, float, float]:

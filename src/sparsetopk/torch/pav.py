@@ -18,6 +18,7 @@ from ..hard import descending_order, ranks
 from ..isotonic import Isotonic
 from ..phis import PHIS
 from ..regularizers import PNorm
+from .kernels import address
 
 PHI_NAMES: tuple[PhiName, ...] = (
     "identity",
@@ -48,22 +49,23 @@ def _cpu(
     if native is None:
         return _in_numpy(x, w, lam, phi, exponent)
     x, w, lam_ = sortable(x), sortable(w), lam.double().contiguous()
-    d = torch.empty(x.shape, dtype=torch.float64)
-    block, paired = (torch.empty(x.shape, dtype=torch.int64) for _ in range(2))
+    d = x.new_empty(x.shape, dtype=torch.float64)
+    block, paired = (x.new_empty(x.shape, dtype=torch.int64) for _ in range(2))
+    n = x.numel()
     native.solve_permutahedron(
         phi,
         exponent,
         x.shape[1],
         x.shape[0],
         x.element_size(),
-        x.data_ptr(),
+        address(x, x.dtype, n),
         w.shape[0],
         w.element_size(),
-        w.data_ptr(),
-        lam_.data_ptr(),
-        d.data_ptr(),
-        block.data_ptr(),
-        paired.data_ptr(),
+        address(w, w.dtype, w.shape[0] * x.shape[1]),
+        address(lam_, torch.float64, x.shape[0]),
+        address(d, torch.float64, n),
+        address(block, torch.int64, n),
+        address(paired, torch.int64, n),
     )
     return d.to(lam.dtype), block, paired
 

@@ -26,11 +26,13 @@ from . import dykstra, fused_isotonic, pav
 from .arguments import (
     Number,
     Rows,
+    check_dense,
     check_exponent,
     check_lam,
     check_number,
     compute_dtype,
     is_plain,
+    without_entries,
 )
 from .isotonic import Blocks, Solved, relax
 from .scalars import PHIS, Phi, PNorm
@@ -151,6 +153,7 @@ def _weights(rows: Rows, w: object, phi: PhiName) -> Tensor:
     if not isinstance(w, Tensor) or w.dtype == torch.bool or w.is_complex():
         got = f"a tensor of dtype {w.dtype}" if isinstance(w, Tensor) else type(w).__name__
         raise TypeError(f"w must be a tensor of real numbers, got {got}")
+    check_dense("w", w)
     shape, at = (
         tuple(rows.x.shape),
         rows.dim - rows.x.ndim,
@@ -200,7 +203,7 @@ def permutahedron(
     setting = Setting.of(p, phi, solver, solver_options, x, w, lam)
     w_rows, lam_rows = _weights(rows, w, phi), _lam(rows, lam)
     if x.numel() == 0:
-        return x.clone()
+        return without_entries(x, rows.unflatten(w_rows.expand(rows.data.shape)), lam)
     return rows.restore(_y(rows.data, w_rows, lam_rows, setting, x.dtype))
 
 
@@ -224,7 +227,8 @@ def permutahedron_value(
     setting = Setting.of(p, phi, solver, solver_options, x, w, lam)
     w_rows, lam_rows = _weights(rows, w, phi), _lam(rows, lam)
     if x.numel() == 0:
-        return rows.restore_scalars(rows.data.sum(dim=-1))
+        empty = without_entries(x, rows.unflatten(w_rows.expand(rows.data.shape)), lam)
+        return empty.sum(dim=dim)
     solved = relax_rows(rows.data, w_rows, lam_rows, setting, _floor(x.dtype))
     return rows.restore_scalars(solved.value())
 
@@ -258,7 +262,7 @@ def soft_sort(
     rows = Rows.of("x", x, dim)
     setting, lam_rows = Setting.of(p, "identity", solver, solver_options, x, lam), _lam(rows, lam)
     if x.numel() == 0:
-        return x.clone()
+        return without_entries(x, lam)
     rho = _rho(rows, descending).expand(rows.data.shape)
     return rows.restore(_y(rho, rows.data, lam_rows, setting, x.dtype))
 
@@ -285,6 +289,6 @@ def soft_rank(
     rows = Rows.of("x", x, dim)
     setting, lam_rows = Setting.of(p, "identity", solver, solver_options, x, lam), _lam(rows, lam)
     if x.numel() == 0:
-        return x.clone()
+        return without_entries(x, lam)
     z = -rows.data if descending else rows.data
     return rows.restore(_y(z, _rho(rows), lam_rows, setting, x.dtype))

@@ -222,10 +222,10 @@ def _smallest(enough: Callable[[Tensor], Tensor], scale: Tensor) -> Tensor:
         for _ in range(_STEPS):  # up until it is enough, down until it is not
             holds = enough(lam)
             found, missed = torch.where(holds, lam, found), torch.where(holds, missed, lam)
-            if readable and bool((holds == looking_for).all()):
+            done = holds if looking_for else ~holds
+            if readable and bool(done.all()):
                 break
-            further = (lam * factor).clamp(least, 1.0 / least)
-            lam = torch.where(holds == looking_for, lam, further)
+            lam = torch.where(done, lam, (lam * factor).clamp(least, 1.0 / least))
     possible = enough(found)
     lo, hi = torch.minimum(missed, found).log(), found.log()
     for _ in range(_BISECTIONS):

@@ -198,7 +198,8 @@ class _Search(NamedTuple):
 
     def _with_values(self, dtype: torch.dtype) -> _Search:
         """Floats from the keys; x_[i] is finite, whatever the keys of the bracket are."""
-        limits = key_of(torch.tensor([-1.0, 1.0], dtype=dtype) * torch.finfo(dtype).max).tolist()
+        ends = torch.tensor([-1.0, 1.0], dtype=dtype, device="cpu") * torch.finfo(dtype).max
+        limits = key_of(ends).tolist()
         half = 1 << self.bits >> 1  # 2^64 would be too much at once
         last = self.first + (half - 1) + half if self.bits else self.first
         lo, hi = (float_of(v.clamp(*limits), dtype) for v in (self.first, last))

@@ -105,7 +105,7 @@ def solve(
     left = k - row_sum(a > boundary)
 
     problem = Problem(a, k, lam, regularizer(op, exponent), phi, stop_early)
-    everything = (k >= count) & (op != SIGN)
+    everything = k >= count if op != SIGN else torch.zeros_like(hard)
     rows = Special(k, hard, invalid, everything, shared)
     return rows.state(*problem.find(pivot, boundary), boundary, left)
 
