@@ -501,3 +501,44 @@ def test_modules_are_checked():
         MixtureOfExperts(ExpertChoice(1), [mlp()])
     with pytest.raises(ValueError, match=r"mask must have shape \(3, 12\), got \(12,\)"):
         layer(ExpertChoice(1))(gaussian(G, T, D), torch.ones(T, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("shape", [(0, 10, 8), (2, 0, 8), (0, 8), (0, 0, 8)], ids=str)
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize(
+    "router",
+    [
+        st.nn.ExpertChoice(capacity_factor=1.0, normalize=True),
+        st.nn.TokenChoice(2, normalize=True),
+        st.nn.TokenChoice(2, capacity=3),
+    ],
+    ids=lambda router: type(router).__name__,
+)
+def test_nothing_is_routed_where_there_is_nothing(router, stacked, shape):
+    experts = st.nn.ExpertMLP(4, 8, 16) if stacked else [torch.nn.Linear(8, 8) for _ in range(4)]
+    layer = st.nn.MixtureOfExperts(router, experts, 8)
+    x = torch.zeros(shape, requires_grad=True)
+    y = layer(x)
+    assert y.shape == shape
+    (y.sum() + layer.routing.balance).backward()
+    assert x.grad.shape == shape
+    assert torch.equal(layer.gate.weight.grad, torch.zeros_like(layer.gate.weight))
+    assert torch.equal(layer.routing.statistics()["load"], torch.zeros(4))
+
+
+@pytest.mark.parametrize("router", [st.nn.ExpertChoice(capacity_factor=1.0), st.nn.TokenChoice(2)])
+def test_layers_without_memory(router):
+    layer = st.nn.MixtureOfExperts(router, st.nn.ExpertMLP(4, 8, 16)).to("meta")
+    y = layer(torch.zeros(2, 10, 8, device="meta"))
+    assert y.is_meta
+    assert y.shape == (2, 10, 8)
+
+
+def test_reentrant_checkpointing_is_warned_of():
+    layer = st.nn.MixtureOfExperts(st.nn.TokenChoice(2), st.nn.ExpertMLP(4, 8, 16))
+    x = torch.randn(2, 10, 8, requires_grad=True)
+    (
+        checkpoint(layer, x, use_reentrant=False).sum() + layer.routing.balance
+    ).backward()  # no warning
+    with pytest.warns(UserWarning, match=r"routing.balance had no gradient"):
+        checkpoint(layer, x, use_reentrant=True).sum().backward()

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..arguments import check_choice, check_positive_int
+from ..arguments import check_choice
 from ..selection import default_capacity
 from .arguments import Number, check_float_tensor, show
 from .groups import check_group
@@ -43,10 +44,11 @@ class Routing(NamedTuple):
         ``dropped``, the share of the selection that found no slot; ``fractional``, the share of the
         taken tokens that are taken in part."""
         taken = self.selected.detach() > 0
+        groups = max(1, math.prod(taken.shape[:-2]))
         count, kept = taken.sum(), self.selected.detach().sum()
         lost = self.dropped.detach().sum()
         return {
-            "load": taken.sum(dim=-1).reshape(-1, taken.shape[-2]).to(kept.dtype).mean(dim=0),
+            "load": taken.sum(dim=-1).to(kept.dtype).sum_to_size(taken.shape[-2]) / groups,
             "dropped": lost / (kept + lost).clamp_min(torch.finfo(kept.dtype).tiny),
             "fractional": (taken & (self.selected.detach() < 1)).sum() / count.clamp_min(1),
         }
@@ -181,7 +183,7 @@ def token_choice(
     y = y.mT.contiguous()
     dense = y * gates.mT
     n = logits.shape[-2]
-    capacity = n if capacity is None else check_positive_int("capacity", capacity, at_most=n)
+    capacity = n if capacity is None else check_capacity(capacity, k, n)
     slots = select_slots(dense.detach().flatten(0, -2), capacity)
     tokens = slots.reshape((*y.shape[:-1], slots.shape[-1]))
     weights, selected = dense.gather(-1, tokens), y.gather(-1, tokens)
@@ -219,7 +221,7 @@ class _Router(HardenedModule):
 
 def _over_ranks(count: int, group: ProcessGroup | None) -> int:
     shared = check_group(group)
-    return count if shared is None else int(shared.sum(torch.tensor(count)))
+    return count if shared is None else int(shared.sum(torch.tensor(count, device="cpu")))
 
 
 class ExpertChoice(_Router):
@@ -376,7 +378,9 @@ class MixtureOfExperts(nn.Module):
 
     ``experts`` is an ``ExpertMLP`` or a sequence of modules, each from ``[tokens, dim]`` to the same;
     ``dim`` must be given for the latter. The last routing is kept as ``routing``, with its graph:
-    for ``routing.balance`` in the loss and ``routing.statistics()`` in the log.
+    for ``routing.balance`` in the loss and ``routing.statistics()`` in the log. (Reentrant
+    checkpointing leaves it without a graph, and so the loss without that part of its gradient, with a
+    warning; ``use_reentrant=False`` does not.)
 
     >>> moe = MixtureOfExperts(ExpertChoice(capacity_factor=1.0), ExpertMLP(4, dim=8, hidden=16))
     >>> moe(torch.randn(2, 10, 8)).shape
@@ -401,27 +405,45 @@ class MixtureOfExperts(nn.Module):
         if mask is not None:
             check_mask(mask, tuple(x.shape[:-1]))
             x = torch.where(mask.unsqueeze(-1), x, 0.0)  # whatever padding holds
-        self.routing = self.router(self._logits(x), mask)
-        return self._combine(x, self.routing)
+        routing = self.router(self._logits(x), mask)
+        self._warn_if_recomputed(routing)
+        self.routing = routing
+        return self._combine(x, routing)
+
+    def _warn_if_recomputed(self, routing: Routing) -> None:
+        """Reentrant checkpointing runs the forward without a graph, and again in the backward: too
+        late for a loss that had ``routing.balance`` in it."""
+        if self.routing is None or torch.compiler.is_compiling():
+            return
+        late = routing.balance.requires_grad and not self.routing.balance.requires_grad
+        if late and torch._C._current_graph_task_id() >= 0:  # within a backward
+            warnings.warn(
+                "routing.balance had no gradient in this step, as MixtureOfExperts is in a reentrant "
+                "checkpoint; use torch.utils.checkpoint with use_reentrant=False",
+                stacklevel=2,
+            )
 
     def _logits(self, x: Tensor) -> Tensor:
+        x = x.to(self.gate.weight.dtype)
+        if not torch.amp.is_autocast_available(x.device.type):  # as on meta tensors
+            return self.gate(x)
         with torch.autocast(x.device.type, enabled=False):
-            return self.gate(x.to(self.gate.weight.dtype))
+            return self.gate(x)
 
     def _combine(self, x: Tensor, routing: Routing) -> Tensor:
-        rows, n = x.reshape(-1, x.shape[-1]), x.shape[-2]
+        rows, n = x.flatten(0, -2), x.shape[-2]
         groups = math.prod(x.shape[:-2])
         first = n * torch.arange(groups, device=x.device).reshape(-1, 1, 1)
         shape = (groups, *routing.tokens.shape[-2:])
         tokens = (routing.tokens.reshape(shape) + first).transpose(0, 1).flatten(1)
         weights = routing.weights.reshape(shape).transpose(0, 1).flatten(1).unsqueeze(-1)
-        inputs = rows.index_select(0, tokens.flatten()).reshape(*tokens.shape, -1)
+        inputs = rows.index_select(0, tokens.flatten()).reshape(*tokens.shape, x.shape[-1])
         inputs = torch.where(weights != 0, inputs, 0.0)
         outputs = self._outputs(inputs)
         outputs = (outputs * weights.to(outputs.dtype)).flatten(0, 1)
         y = outputs.new_zeros(rows.shape[0], outputs.shape[-1])
         y = y.index_add(0, tokens.flatten(), outputs)
-        return y.reshape(*x.shape[:-1], -1)
+        return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def _outputs(self, inputs: Tensor) -> Tensor:
         """[experts, slots, dim] to the same."""
