@@ -4,6 +4,7 @@ import copy
 import functools
 import math
 import pickle
+import threading
 
 import pytest
 
@@ -547,3 +548,92 @@ def test_a_copy_is_finalised_alone():
     assert type(copied[0]) is torch.nn.Linear
     finalize(model)
     torch.testing.assert_close(model(x), expected)
+
+
+def tied_model():
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 6))
+    model[2].weight = model[0].weight
+    return model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exclude": ["2"]},
+        {"modules": ["0"]},
+        {"keep": {"0": 0.5, "2": 0.25}},
+        {"exclude": ["2"], "scope": "global"},
+    ],
+    ids=str,
+)
+def test_owners_of_tied_weights_must_agree(options):
+    model = tied_model()
+    with pytest.raises(ValueError, match=r"tied.*0\.weight.*2\.weight"):
+        prune(model, **options)
+    assert not any(parametrize.is_parametrized(module) for module in model)
+
+
+@pytest.mark.parametrize("scope", ["tensor", "global"])
+@pytest.mark.parametrize("hard", [False, True])
+def test_tied_weights_are_pruned_and_counted_once(scope, hard):
+    model = tied_model()
+    prune(model, 0.25, lam=1e-3, scope=scope)
+    assert [row.name for row in report(model)] == ["0.weight", "3.weight"]
+    with torch.no_grad():
+        y = model[0].weight.clone()
+    finalize(model, hard=hard)
+    assert model[0].weight is model[2].weight
+    assert hard or torch.equal(model[0].weight, y)
+
+
+def test_threads_share_a_solution():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    prune(model, 0.5, scope="global")
+    x = torch.randn(2, 8)
+    expected = model(x).detach()
+    group = model[0].parametrizations.weight[0].group
+    solve = group._solve
+
+    def interrupted(*args):
+        """As if another thread came in between."""
+        ys = solve(*args)
+        group._found = None
+        return ys
+
+    group._solve = interrupted
+    with torch.inference_mode():
+        torch.testing.assert_close(model(x), expected)
+    failed = []
+    group._solve = solve
+
+    def work(context):
+        try:
+            for _ in range(150):
+                with context():
+                    torch.testing.assert_close(model(x), expected.clone())
+        except Exception as error:
+            failed.append(error)
+
+    contexts = [torch.no_grad, torch.inference_mode] * 2
+    threads = [threading.Thread(target=work, args=(context,)) for context in contexts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+@pytest.mark.parametrize("scope", ["tensor", "global"])
+def test_convolutions_keep_their_memory_format(scope):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3)).to(
+        memory_format=torch.channels_last
+    )
+    expected = prune(copy.deepcopy(model).to(memory_format=torch.contiguous_format), scope=scope)
+    prune(model, scope=scope)
+    weight = model[1].weight
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    of_contiguous = expected._groups[-1].evaluate(expected._groups[-1].originals)[-1]
+    torch.testing.assert_close(weight, of_contiguous)
+    weight.sum().backward()
+    finalize(model)
+    assert model[1].weight.is_contiguous(memory_format=torch.channels_last)

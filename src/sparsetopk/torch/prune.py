@@ -34,6 +34,7 @@ from .targets import (
     Keep,
     Names,
     Target,
+    by_weight,
     count_kept,
     distinct,
     find_targets,
@@ -115,6 +116,7 @@ def prune(
     - ``modules``, ``exclude``: module types, and names of modules or parameters. By default the weights
       of linear, convolution and embedding layers; a name of a container means those below it, and
       the full name of a parameter that one, whatever the module.
+      Parameters that are tied stay so, and count once; all their owners must be chosen alike.
     - ``schedule``: a ``KeepSchedule``, a ``LamSchedule``, or both.
     - ``unit="row"`` keeps whole rows, by their norm, and counts rows.
     - ``operator(w, k)`` replaces ``topk_mag``: it is given the weights (or norms) as a vector.
@@ -143,7 +145,7 @@ def prune(
     targets = find_targets(model, keep, modules, exclude)
     settings = Settings(p, unit, operator, lam_scale, straight_through)
     first_lam = lam if isinstance(lam, ChooseLam) else float(lam)
-    parts = [targets] if scope == "global" else [[target] for target in targets]
+    parts = [targets] if scope == "global" else by_weight(targets)
     schedules = check_schedules(schedule)
     groups = [_group(part, settings, first_lam) for part in parts]
     if any(hasattr(target.weight, "placements") for target in targets):  # DTensors
@@ -197,15 +199,20 @@ def _pruned_now(module: torch.nn.Module, parameter: str, part: Pruned) -> tuple[
 
 
 def report(model: torch.nn.Module) -> list[Row]:
-    """Print how sparse the pruned parameters are, one line for each, and return the lines.
+    """Print how sparse the pruned parameters are, one line for each, and return the lines; tied ones
+    have one line, under the first of their names.
 
     Over a sharded model every rank calls it, and the first one prints.
     """
-    found = list(_pruned(model))
+    first: dict[tuple[int, int], tuple[str, torch.nn.Module, str, Pruned]] = {}
+    for each in _pruned(model):
+        first.setdefault((id(each[-1].group), each[-1].index), each)
+    found = list(first.values())
     with torch.no_grad():
         pairs = [_pruned_now(module, parameter, part) for _, module, parameter, part in found]
         counts = torch.tensor(
-            [[int((y != 0).sum()), int(((y != 0) & (y != w)).sum())] for y, w in pairs]
+            [[int((y != 0).sum()), int(((y != 0) & (y != w)).sum())] for y, w in pairs],
+            device="cpu",
         )
     processes = next((part.group.processes for *_, part in found), None)
     if processes is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .arguments import Number, is_plain
+from .kernels import place
 from .multi import topk_mag_multi
 from .operators import topk_mag
 from .schedules import ChooseLam, KeepSchedule, Schedule
@@ -76,16 +78,18 @@ class Group:
     link: Any = None  # to the parameters that FSDP manages
 
     def __post_init__(self) -> None:
-        self._key: Any = None
-        self._ys: Sequence[Tensor] = ()
+        _watch_optimizers()
+        # What was solved for, and the solution: one object, as other threads may replace it.
+        self._found: tuple[Any, Sequence[Tensor]] | None = None
         # The same numbers as tensors, which a compiled graph takes as inputs.
-        self._k, self._lam = (
-            torch.zeros((), dtype=torch.float64),
-            torch.zeros((), dtype=torch.float64),
-        )
+        self._k, self._lam = (torch.zeros((), dtype=torch.float64, device="cpu") for _ in range(2))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_key": None, "_ys": ()}
+        return {**self.__dict__, "_found": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        _watch_optimizers()
+        self.__dict__.update(state)
 
     @property
     def originals(self) -> list[Any]:
@@ -137,7 +141,8 @@ class Group:
             return self.evaluate(originals)[index]
         return self.solved(index, originals)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    # As torch.compiler.disable, which would import the compiler here and now.
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def solved_outside(self, index: int) -> Tensor:
         """A compiled graph breaks here: the solution is shared with other layers."""
         return self.solved(index, self.originals)
@@ -145,13 +150,13 @@ class Group:
     def solved(self, index: int, originals: list[Tensor]) -> Tensor:
         """From the last solution, as long as nothing has changed."""
         inference = torch.is_inference_mode_enabled()
-        versions = [(id(x), x._version, x.data_ptr(), x.requires_grad) for x in originals]
+        versions = [(id(x), x._version, place(x), x.requires_grad) for x in originals]
         key = (inference, self.version, versions)
-        if key != self._key:
-            self._key, self._ys = None, ()  # before there is a new one: they may be large
-            self._ys = self._solve(originals, inference)
-            self._key = key
-        y = self._ys[index]
+        found = self._found
+        if found is None or found[0] != key:
+            self._found = found = None  # before there is a new one: it may be large
+            self._found = found = key, self._solve(originals, inference)
+        y = found[1][index]
         return y if torch.is_grad_enabled() else y.detach()
 
     def _solve(self, originals: list[Tensor], inference: bool) -> Sequence[Tensor]:
@@ -167,7 +172,7 @@ class Group:
         values = [_values(w, self.settings.unit) for w in weights]
         kept = self._topk(values, hard)
         if self.settings.unit == "weight":
-            return kept
+            return [_laid_out(*each) for each in zip(kept, weights, strict=True)]
         return [_scale_rows(*each) for each in zip(weights, values, kept, strict=True)]
 
     def _topk(self, values: list[Tensor], hard: bool) -> list[Tensor]:
@@ -205,6 +210,16 @@ def count_units(w: Tensor, unit: str) -> int:
     return w.numel() if unit == "weight" else w.shape[0]
 
 
+def _laid_out(y: Tensor, w: Tensor) -> Tensor:
+    """y in the order of the memory of w, which convolutions go by."""
+    if not is_plain() or w.is_contiguous():
+        return y
+    for ndim, order in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if w.ndim == ndim and w.is_contiguous(memory_format=order):
+            return y.contiguous(memory_format=order)
+    return y
+
+
 def _scale_rows(w: Tensor, norm: Tensor, kept: Tensor) -> Tensor:
     scale = torch.where(norm > 0, kept / torch.where(norm > 0, norm, 1.0), 0.0)
     return w * scale.reshape(-1, *[1] * (w.ndim - 1))
@@ -218,7 +233,10 @@ def _count_step(*_: object) -> None:
     _steps += 1
 
 
-register_optimizer_step_post_hook(_count_step)
+@cache
+def _watch_optimizers() -> None:
+    """Count the steps from now on: whoever prunes nothing has no hook on their optimisers."""
+    register_optimizer_step_post_hook(_count_step)
 
 
 class Pruned(torch.nn.Module):
@@ -234,7 +252,8 @@ class Pruned(torch.nn.Module):
     def get_extra_state(self) -> Tensor:
         """k, lam and the step of the schedules, which go with the model's state dict."""
         group = self.group
-        return torch.tensor([group.k, group.lam, group.step, group.chosen], dtype=torch.float64)
+        numbers = [group.k, group.lam, group.step, group.chosen]
+        return torch.tensor(numbers, dtype=torch.float64, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         k, lam, step, self.group.chosen = state.tolist()

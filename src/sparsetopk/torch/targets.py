@@ -36,6 +36,14 @@ class Target(NamedTuple):
         return getattr(self.module, self.parameter)
 
 
+def by_weight(targets: list[Target]) -> list[list[Target]]:
+    """Those of tied weights together."""
+    found: dict[int, list[Target]] = {}
+    for target in targets:
+        found.setdefault(id(target.weight), []).append(target)
+    return list(found.values())
+
+
 def distinct(targets: list[Target]) -> list[Tensor]:
     """Tied weights are one."""
     return list({id(target.weight): target.weight for target in targets}.values())
@@ -51,9 +59,14 @@ def find_targets(
     if isinstance(keep, Mapping) and modules is None:
         chosen = tuple(keep)
     excluded, found = tuple(exclude or ()), []
+    owners: dict[
+        int, list[tuple[str, Keep | None]]
+    ] = {}  # of every parameter, and what they ask for
     unmatched = {key for key in (*chosen, *excluded) if isinstance(key, str)}
     for path, module in model.named_modules():
         if isinstance(module, (parametrize.ParametrizationList, Pruned)):
+            for parameter, value in module._parameters.items():
+                owners.setdefault(id(value), []).append((f"{path}.{parameter}", None))
             continue
         for parameter in (*module._parameters, *parametrizations(module)):
             name = f"{path}.{parameter}" if path else parameter
@@ -61,7 +74,10 @@ def find_targets(
             left_out = [key for key in excluded if _is_below(key, name, module)]
             unmatched -= {*matches, *left_out}
             share = _keep_of(keep, name, path, module, parameter) if matches else None
-            if share is None or left_out or getattr(module, parameter) is None:
+            share = None if left_out else share
+            if parameter in module._parameters:
+                owners.setdefault(id(module._parameters[parameter]), []).append((name, share))
+            if share is None or getattr(module, parameter) is None:
                 continue
             pruned = parametrize.is_parametrized(module, parameter)
             if pruned or beside(parameter) in module._modules:
@@ -73,7 +89,16 @@ def find_targets(
         )
     if not found:
         raise ValueError("the model must have a parameter to prune, got none that is chosen")
+    for target in found:
+        _check_tied(owners.get(id(target.weight), []))
     return found
+
+
+def _check_tied(owners: list[tuple[str, Keep | None]]) -> None:
+    """That all who share a parameter ask for the same: there is one value for all of them."""
+    if len({share for _, share in owners}) > 1:
+        asked = (f"{name} {'as it is' if share is None else share}" for name, share in owners)
+        raise ValueError(f"keep must be the same for tied parameters, got {', '.join(asked)}")
 
 
 def _matches(
