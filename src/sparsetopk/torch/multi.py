@@ -176,7 +176,7 @@ class _Multi(torch.autograd.Function):
         if torch.is_grad_enabled() or not _are_ordinary(g for g in gs if g is not None):
             if shared is not None:
                 raise RuntimeError(
-                    "topk_mag_multi has no second and no batched derivatives over a group"
+                    "topk_mag_multi has no second derivatives over a group, and no batched ones"
                 )
             return _differentiable_backward(k, lam, tensors, gs, ctx.options, ctx.needs_input_grad)
         outs = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
