@@ -136,6 +136,17 @@ def test_dtypes(dtype, way):
         np.testing.assert_allclose(np.asarray(y, np.float64), exact, rtol=eps, atol=eps)
 
 
+@pytest.mark.parametrize("operator", ["topk_mask", "topk_mag", "topk_sign"])
+@pytest.mark.parametrize("p", [1.5, 1.2])
+def test_float32_beside_the_hard_answer(operator, p, way):
+    """Where S is flat at 0, a sum that is right leaves the threshold free to be wrong."""
+    x = np.random.default_rng(0).normal(size=(4000, 33)).astype(np.float32)
+    exact = getattr(sparsetopk, operator)(x.astype(np.float64), 5, 0.1, p=p)
+    np.testing.assert_allclose(
+        getattr(st, operator)(jnp.asarray(x), 5, 0.1, p=p), exact, rtol=1e-6, atol=5e-6
+    )
+
+
 def test_without_float64():
     with jax.enable_x64(False):
         x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 50)))
