@@ -20,6 +20,7 @@ from jax.test_util import check_grads  # noqa: E402
 
 import sparsetopk.jax as st  # noqa: E402
 from sparsetopk.jax import ffi, threshold  # noqa: E402
+from sparsetopk.jax.arguments import is_hard  # noqa: E402
 from sparsetopk.jax.kinds import Kind  # noqa: E402
 
 # One case of every kind that has code of its own, for what takes long.
@@ -134,6 +135,57 @@ def test_dtypes(dtype, way):
         exact = case.function(sparsetopk)(np.asarray(x, np.float64), 20, 0.3)
         eps = 32 * float(jnp.finfo(dtype).eps)
         np.testing.assert_allclose(np.asarray(y, np.float64), exact, rtol=eps, atol=eps)
+
+
+@pytest.mark.parametrize("operator", ["topk_mask", "topk_mag", "topk_sign"])
+@pytest.mark.parametrize("p", [1.5, 1.2])
+def test_float32_beside_the_hard_answer(operator, p, way):
+    """Where S is flat at 0, a sum that is right leaves the threshold free to be wrong."""
+    x = np.random.default_rng(0).normal(size=(4000, 33)).astype(np.float32)
+    exact = getattr(sparsetopk, operator)(x.astype(np.float64), 5, 0.1, p=p)
+    np.testing.assert_allclose(
+        getattr(st, operator)(jnp.asarray(x), 5, 0.1, p=p), exact, rtol=1e-6, atol=5e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("lam", "hard"),
+    [
+        (np.float64(0.1), False),
+        (np.float32(0.1), False),
+        (np.array(0.1), False),
+        (np.array([0.1, 0.0]), None),
+        (np.zeros(2), True),
+        (0, True),
+        (jnp.float32(0.1), None),  # on a device
+    ],
+)
+def test_what_is_read_of_lam_decides_what_is_compiled(lam, hard):
+    assert is_hard(lam) is hard
+
+
+@pytest.mark.parametrize("completion", [None, "spread", "best"])
+@pytest.mark.parametrize("kind", ["indices", "sets"])
+def test_targets_that_a_trace_closes_over(completion, kind):
+    x, y = gaussian(3, 6), jnp.array([1, 2, 5])
+    y = y if kind == "indices" else jax.nn.one_hot(y, 6)
+    f = lambda x: st.topk_loss(x, y, 3, completion=completion)  # noqa: E731
+    close(jax.jit(f)(x), f(x))
+    close(jax.jit(jax.grad(f))(x), jax.grad(f)(x))
+
+
+@pytest.mark.parametrize("completion", [None, "spread", "best"])
+@pytest.mark.parametrize("kind", ["indices", "sets"])
+def test_bad_targets_that_are_traced_make_their_row_nan(completion, kind):
+    x, y = gaussian(4, 6), jnp.array([1, -100, 6, 5])
+    if kind == "sets":
+        y = jax.nn.one_hot(y, 6).at[1, 0].set(-1.0).at[2, 0].set(2.0)
+    f = lambda x, y: st.topk_loss(x, y, 3, completion=completion, reduction="none")  # noqa: E731
+    gradient = jax.jit(jax.grad(lambda x, y: f(x, y).sum()))(x, y)
+    for found in (jax.jit(f)(x, y), gradient.sum(axis=-1)):
+        np.testing.assert_array_equal(jnp.isnan(found), [False, True, True, False])
+    with pytest.raises(ValueError, match="targets must be"):
+        f(x, y)
 
 
 def test_without_float64():

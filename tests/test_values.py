@@ -72,6 +72,7 @@ def test_value_at_lam_zero_and_of_padding(st):
         np.testing.assert_allclose(padded, plain, rtol=1e-14)
     assert st.topk_value([np.inf, 1.0], 1, 0.5) == np.inf
     assert np.isnan(st.topk_value([np.nan, 1.0], 1, 0.5))
+    assert st.topk_value([1.0, 2.0], 0, 0.25, two_sided=True) == -0.25  # -R(0)
     assert st.topk_value([-3.0, 1.0, 2.0], 2, 0.0, phi="half_square") == 6.5
     assert st.topk_value([-3.0, 1.0, 2.0], 2, 0.0, phi="abs") == 5
     assert st.topk_value(np.ones((2, 5, 3)), 2, axis=1).shape == (2, 3)

@@ -226,7 +226,11 @@ def check_k_and_lam(rows: Rows, k: Number, lam: Number, n: int | None = None) ->
 
 
 def is_hard(lam: Number) -> bool | None:
-    """Whether rows have lam = 0: all, none, or (None) what only the values tell."""
-    if isinstance(lam, (Array, np.ndarray)):
+    """Whether rows have lam = 0: all, none, or (None) some may.
+
+    A jax.Array is never read for that: what is traced does not depend on what a device holds.
+    """
+    if isinstance(lam, Array):
         return None
-    return lam == 0
+    hard = np.asarray(lam) == 0
+    return True if hard.all() else None if hard.any() else False

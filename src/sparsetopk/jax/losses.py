@@ -219,7 +219,7 @@ def _check_completion(completion: Completion, rows: Rows, targets: Array, k: Num
     check_choice("completion", completion, ("spread", "best"))
     if not is_readable(targets, k) or rows.x.size == 0:
         return
-    t = np.asarray(_as_weights(targets, rows), dtype=np.float64)
+    t = _read_weights(targets, rows)
     each = np.moveaxis(
         np.broadcast_to(np.asarray(k, dtype=np.float64), rows.per_row_shape), rows.axis, -1
     )
@@ -237,11 +237,24 @@ def _check_completion(completion: Completion, rows: Rows, targets: Array, k: Num
         )
 
 
-def _as_weights(targets: Array, rows: Rows) -> Array:
-    """Targets as rows (..., n) in [0, 1], in the dtype of the computation."""
+def _read_weights(targets: Array, rows: Rows) -> np.ndarray:
+    """As ``_as_weights``, of targets whose values are there, also where logits are traced."""
+    t = np.asarray(targets)
     if _are_indices(targets):
-        return jax.nn.one_hot(targets, rows.n, dtype=compute_dtype(rows.x))
-    return jnp.moveaxis(targets, rows.axis, -1).astype(compute_dtype(rows.x))
+        return np.asarray(t[..., None] == np.arange(rows.n), dtype=np.float64)
+    return np.moveaxis(t, rows.axis, -1).astype(np.float64)
+
+
+def _as_weights(targets: Array, rows: Rows) -> Array:
+    """Targets as rows (..., n) in [0, 1], in the dtype of the computation; NaN where they are not."""
+    dtype = compute_dtype(rows.x)
+    if _are_indices(targets):
+        t, good = jax.nn.one_hot(targets, rows.n, dtype=dtype), targets[..., None]
+        good = (good >= 0) & (good < rows.n)
+    else:
+        t = jnp.moveaxis(targets, rows.axis, -1).astype(dtype)
+        good = ((t >= 0) & (t <= 1)).all(axis=-1, keepdims=True)
+    return jnp.where(good, t, jnp.nan)
 
 
 @partial(jax.jit, static_argnames=("axis", "setting", "completion", "reduction"))

@@ -244,7 +244,7 @@ def _threshold(
     s, w, lam, reg, phi = rows
     t, eps = (s - pivot) / lam, jnp.finfo(s.dtype).eps
 
-    def linear(z: Array) -> tuple[Array, Array]:
+    def linear(z: Array) -> tuple[Array, Array, Array]:
         """p = 2: the root is known as soon as it is known what it pools."""
         inside = pooled(z)
         offset, weight = jnp.where(inside, t, 0.0), jnp.where(inside, w, 0.0)
@@ -254,9 +254,9 @@ def _threshold(
             root = (weight - offset) / size
         else:
             root = (pivot * weight - offset) / (size + lam * weight)
-        return z - root, root - z
+        return z - root, root - z, jnp.zeros_like(z)
 
-    def general(z: Array) -> tuple[Array, Array]:
+    def general(z: Array) -> tuple[Array, Array, Array]:
         inside = pooled(z)
         d = jnp.where(inside, t, 0.0) + z
         response, slope = (jnp.where(inside, v, 0.0) for v in (reg.response(d), reg.slope(d)))
@@ -267,7 +267,7 @@ def _threshold(
         expected = phi.prime(g) * weight
         value, rounding = mass - expected, 4 * eps * (terms + jnp.abs(expected))
         step = -value / (slope + lam * phi.curvature(g, weight))
-        return jnp.where(jnp.abs(value) <= rounding, 0.0, value), step
+        return jnp.where(jnp.abs(value) <= rounding, 0.0, value), step, jnp.zeros_like(z)
 
     closed = reg.exponent == 1.0 and phi.name != "exp"
     return increasing_root(
@@ -275,7 +275,7 @@ def _threshold(
         lo,
         hi,
         start=lo + (hi - lo) / 2,
-        tol=jnp.zeros_like(lo),
+        tol=0.0,
         unit=jnp.zeros_like(lo),
         rows=wanted,
     )

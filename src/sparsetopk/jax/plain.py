@@ -231,8 +231,8 @@ class _Problem(NamedTuple):
             return self.equation(zero, zero)[0] <= 0
         return self.sums(self.a > 0)[0] <= self.k.whole
 
-    def equation(self, pivot: Array, delta: Array) -> tuple[Array, Array]:
-        """Left side minus right side, which increases with delta; and the Newton step of delta."""
+    def equation(self, pivot: Array, delta: Array) -> tuple[Array, Array, Array]:
+        """Left side minus right side, which increases with delta; the Newton step; the right side."""
         reg, phi, lam = self.kind.reg, self.kind.phi, self.lam
         t, v = (self.a - pivot) / lam + delta, pivot - lam * delta
         response, slope = reg.response_and_slope(jnp.maximum(t, reg.zero))
@@ -254,7 +254,10 @@ class _Problem(NamedTuple):
             # Newton on mass^(p-1): linear in delta for one entry, nearly for many
             power = (mass - mass ** (1.0 - e) * jnp.maximum(left, 0.0) ** e) / (e * slope)
             step = jnp.where((mass > 0) & (left > 0), -power, step)
-        return value, step
+        # The same where nothing is left: the mass must vanish, and S is flat where it does. A little
+        # further, so that rounding leaves no entry at t > 0 with an S(t) that underflows.
+        step = jnp.where((mass > 0) & (left == 0), -1.01 * mass / (e * slope), step)
+        return value, step, left
 
     def _pivot(self, rows: Array) -> _Search:
         """By Newton's method or bisection, until the threshold is between two floats close together."""
@@ -263,7 +266,7 @@ class _Problem(NamedTuple):
         small = 8.0 * jnp.maximum(self.k.whole.astype(lo.dtype), 1.0) / self.a.shape[-1]
 
         def step(at: _Search) -> _Search:
-            value, newton = self.equation(at.v, jnp.zeros_like(at.v))
+            value, newton, _ = self.equation(at.v, jnp.zeros_like(at.v))
             lo = jnp.where(~at.near & (value >= 0), at.v, at.lo)
             hi = jnp.where(~at.near & (value <= 0), at.v, at.hi)
             middle, adjacent = _between(lo, hi)
@@ -346,16 +349,18 @@ class _Problem(NamedTuple):
     def _root(self, pivot: Array, lo: Array, hi: Array, start: Array, rows: Array) -> Array:
         eps = jnp.finfo(self.lam.dtype).eps
         count = jnp.maximum(self.k.whole.astype(self.lam.dtype), 1.0)
-        steep = isinstance(self.kind.reg, PNorm) and self.kind.reg.exponent < 1.0
+        steepest = self.kind.exponent if isinstance(self.kind.reg, PNorm) else 1.0
         return increasing_root(
             lambda delta: self.equation(pivot, delta),
             lo,
             hi,
             start=start,
-            tol=4 * eps * max(1.0, self.kind.exponent) * count,
+            tol=4 * float(eps) * max(1.0, steepest),
             # What n entries with this error add up to is lost in k. For p > 2 a response is as steep as
             # it likes near 0: every digit of delta counts.
-            unit=jnp.zeros_like(lo) if steep else jnp.minimum(hi - lo, count / self.a.shape[-1]),
+            unit=jnp.zeros_like(lo)
+            if steepest < 1.0
+            else jnp.minimum(hi - lo, count / self.a.shape[-1]),
             rows=rows,
         )
 
@@ -366,50 +371,52 @@ class _Root(NamedTuple):
     hi: Array
     best: Array
     residual: Array
+    met: Array  # rows whose residual is good enough: they take one more step
     done: Array
     width: Array
     passes: Array
 
 
 def increasing_root(
-    f: Callable[[Array], tuple[Array, Array]],
+    f: Callable[[Array], tuple[Array, Array, Array]],
     lo: Array,
     hi: Array,
     *,
     start: Array,
-    tol: Array,
+    tol: float,
     unit: Array,
     rows: Array,
 ) -> Array:
-    """As ``sparsetopk.roots.increasing_root``, for ``f`` that gives its value and the Newton step."""
+    """As ``sparsetopk.roots.increasing_root``, for ``f`` that gives its value, the Newton step and the
+    size of what it is the difference of, to which ``tol`` is relative."""
     eps = jnp.finfo(lo.dtype).eps
 
     def step(at: _Root) -> _Root:
-        value, newton = f(at.x)
+        value, newton, size = f(at.x)
         lo, hi = jnp.where(value <= 0, at.x, at.lo), jnp.where(value >= 0, at.x, at.hi)
-        target = at.x + newton
-        inside = (target > lo) & (target < hi)
-        # Where it is good enough, one more step costs nothing.
         better = ~at.done & (jnp.abs(value) < at.residual)
-        met = jnp.abs(value) <= tol
-        best = jnp.where(better, jnp.where(met & inside, target, at.x), at.best)
+        best = jnp.where(better, at.x, at.best)
         residual = jnp.where(better, jnp.abs(value), at.residual)
 
         rounding = eps * jnp.maximum(jnp.abs(at.x), unit)
         middle = lo + (hi - lo) / 2
-        done = at.done | met | (hi - lo <= 4 * rounding) | (middle <= lo) | (middle >= hi)
+        # The step after the last is looked at too: it may lead over a kink, to a worse point.
+        done = at.done | at.met | (value == 0)
+        done |= (hi - lo <= 4 * rounding) | (middle <= lo) | (middle >= hi)
+        met = (jnp.abs(value) <= tol * size) | ((jnp.abs(newton) <= 4 * rounding) & (size != 0))
         small = jnp.abs(newton) <= rounding
-        target = jnp.where(small, at.x - 2 * rounding * jnp.sign(value), target)
+        target = at.x + jnp.where(small, -2 * rounding * jnp.sign(value), newton)
         use_newton = (target > lo) & (target < hi)
+        done |= met & ~use_newton
         fourth = at.passes % 4 == 3
         use_newton &= ~fourth | (hi - lo <= at.width / 2)
         width = jnp.where(fourth, hi - lo, at.width)
         x = jnp.where(done, best, jnp.where(use_newton, target, middle))
-        return _Root(x, lo, hi, best, residual, done, width, at.passes + 1)
+        return _Root(x, lo, hi, best, residual, met, done, width, at.passes + 1)
 
     start = jnp.clip(start, lo, hi)
     unknown = jnp.full_like(start, jnp.inf)
-    first = _Root(start, lo, hi, start, unknown, ~rows, hi - lo, jnp.int32(0))
+    first = _Root(start, lo, hi, start, unknown, ~rows, ~rows, hi - lo, jnp.int32(0))
     return lax.while_loop(lambda at: ~at.done.all() & (at.passes < _LIMIT), step, first).best
 
 

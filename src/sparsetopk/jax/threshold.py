@@ -105,7 +105,8 @@ class Block(NamedTuple):
         soft = jnp.isfinite(pivot) if hard is None else jnp.isfinite(pivot) & ~hard
         everything = pivot == -jnp.inf
         crowd = jnp.where(pivot == jnp.inf, lax.stop_gradient(delta), 0.0)
-        lam = jnp.where(soft | everything, lam, 1.0)
+        nothing = (pivot == jnp.inf) & (lam > 0)  # k = 0 still has an R(0)
+        lam = jnp.where(soft | everything | nothing, lam, 1.0)
         origin, delta = jnp.where(soft, pivot, 0.0), jnp.where(soft, delta, 0.0)
 
         v = origin - lam * delta
