@@ -156,3 +156,55 @@ def test_fork_while_another_thread_is_at_work():
         thread.join()
         """
     )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "argsort_descending(8, 1, 1 << 58, 0, 0)",
+        "solve_isotonic(0, 1.0, 1, 1 << 58, 0, 0, 0, 0, 0)",
+        "solve_permutahedron(0, 1.0, 1 << 58, 1, 8, 0, 1, 8, 0, 0, 0, 0, 0)",
+        "permutahedron_forward(1.0, 4, 1, 1 << 58, 0, 1, 4, 0, 0, 0, 0, 0, 0, 0)",
+        "pieces_block_sums(0, 1 << 56, 1, 1.0, False, 1.0, 1.0, 0.0, 0.0, False, 0)",
+        "pieces_masses(0, 1 << 60, 1, 1.0, False, 1.0, 1.0, 0.0, 0.0, False)",
+    ],
+)
+def test_memory_that_cannot_be_had_is_an_error_of_python(call):
+    """Asked for before anything is read: no address is looked at, and later calls work."""
+    run_python(
+        f"""
+        import numpy as np, sparsetopk as st
+        from sparsetopk.core import native
+
+        try:
+            native.{call}
+        except MemoryError:
+            pass
+        else:
+            raise AssertionError("no MemoryError")
+        assert st.argsort(np.array([1.0, 3.0, 2.0])).tolist() == [1, 2, 0]
+        """
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited as Linux does it")
+def test_memory_that_runs_out_is_an_error_of_python():
+    run_python(
+        """
+        import resource
+        import numpy as np, sparsetopk as st
+
+        x = np.random.default_rng(0).normal(size=4_000_000)
+        st.argsort(x[:10]), st.soft_rank(x[:10], 0.1)
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 100_000_000, -1))
+        for call in (st.argsort, lambda x: st.soft_rank(x, 0.1)):
+            try:
+                call(x)
+            except MemoryError:
+                continue
+            raise AssertionError("no MemoryError")
+        assert st.argsort(np.array([1.0, 3.0, 2.0])).tolist() == [1, 2, 0]
+        """
+    )

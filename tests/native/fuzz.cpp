@@ -7,12 +7,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <random>
 #include <string>
 #include <type_traits>
@@ -23,6 +25,7 @@
 #include "dtypes.hpp"
 #include "isotonic.hpp"
 #include "kernels.hpp"
+#include "parallel.hpp"
 #include "pieces.hpp"
 #include "selection.hpp"
 
@@ -574,12 +577,43 @@ void fuzz_isotonic(std::size_t n) {
   }
 }
 
+// ------------------------------------------------------------------------------------------------------ threads
+
+// What is thrown on any thread comes back to the caller, after which the pool works as before.
+void fuzz_exceptions() {
+  struct Work {
+    std::size_t bad;
+    std::atomic<std::size_t> done{0};
+  };
+  const auto run = [](void* context, std::size_t i) {
+    Work& work = *static_cast<Work*>(context);
+    if (i == work.bad) throw std::bad_alloc();
+    ++work.done;
+  };
+  for (std::size_t count : {std::size_t(1), std::size_t(7), std::size_t(1000)})
+    for (std::size_t threads : {std::size_t(1), std::size_t(4)}) {
+      begin_call("%zu jobs on %zu threads, one of which throws", count, threads);
+      Work work{below(count)};
+      bool thrown = false;
+      try {
+        parallel_for(count, threads, run, &work);
+      } catch (const std::bad_alloc&) {
+        thrown = true;
+      }
+      check(thrown && work.done < count, "an exception is lost", double(work.done), double(count));
+      Work good{count};
+      parallel_for(count, threads, run, &good);
+      check(good.done == count, "jobs are lost", double(good.done), double(count));
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   rng.seed(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1);
   if (argc > 2) effort = std::atof(argv[2]);
   signal(SIGALRM, too_long);
+  fuzz_exceptions();
   for (std::size_t n : kLengths) {
     const auto start = std::chrono::steady_clock::now();
     fuzz_isotonic(n);
