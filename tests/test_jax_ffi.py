@@ -420,3 +420,11 @@ def test_memory_that_runs_out_is_an_error_of_jax():
     jax.block_until_ready(call(x[:, :4000]))
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)
+
+
+def test_subnormal_halves_count_though_xla_flushes_subnormal_numbers():
+    x = jnp.array([4e-5, 1e-5, 3e-5, 2e-5, 5e-5], jnp.float16)
+    y, _, _ = threshold(x, 2.0, 0.0)
+    assert y.tolist() == [1, 0, 0, 0, 1]
+    y, _, _ = threshold(x, 2.0, 0.0, (MAGNITUDE, 1.0, False))
+    np.testing.assert_array_equal(np.asarray(y), np.asarray(x) * [1, 0, 0, 0, 1])

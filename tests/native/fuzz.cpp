@@ -387,6 +387,24 @@ void flush_subnormals(bool flush) {
 #endif
 }
 
+// Every half is a normal float or 0: none is lost where subnormal numbers count as 0.
+void fuzz_halves() {
+  begin_call("all halves, subnormal numbers flushed");
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const Half half{std::uint16_t(bits)};
+    const float expected = widen(half);
+    flush_subnormals(true);
+    const float found = widen(half);
+    const Half back = narrow<Half>(found);
+    flush_subnormals(false);
+    check(std::memcmp(&found, &expected, sizeof(found)) == 0, "a half", double(found), double(expected));
+    check(back.bits == bits || expected != expected, "a half and back", double(back.bits), double(bits));
+    const std::int32_t exponent = std::int32_t(bits >> 10 & 31), fraction = std::int32_t(bits & 1023);
+    const double size = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+    check(exponent == 31 || std::fabs(double(expected)) == size, "the size of a half", double(expected), size);
+  }
+}
+
 template <class X>
 void fuzz_flushed(const char* dtype, const Setting& setting, const char* content, std::size_t n) {
   const std::vector<X> x = make_rows<X>(content, 1, n, n);
@@ -614,6 +632,7 @@ int main(int argc, char** argv) {
   if (argc > 2) effort = std::atof(argv[2]);
   signal(SIGALRM, too_long);
   fuzz_exceptions();
+  fuzz_halves();
   for (std::size_t n : kLengths) {
     const auto start = std::chrono::steady_clock::now();
     fuzz_isotonic(n);
