@@ -4,6 +4,9 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <exception>
+#include <new>
+#include <stdexcept>
 
 #include "cpu.hpp"
 #include "ffi.hpp"
@@ -19,6 +22,31 @@ using Address = unsigned long long;  // the "K" of PyArg_ParseTuple
 template <class T>
 T* pointer(Address address) {
   return reinterpret_cast<T*>(static_cast<std::uintptr_t>(address));
+}
+
+// f() while other threads of Python run. Its lock is back afterwards, however f ends.
+template <class F>
+auto without_lock(F&& f) {
+  struct Lock {
+    PyThreadState* state = PyEval_SaveThread();
+    ~Lock() { PyEval_RestoreThread(state); }
+  } lock;
+  return f();
+}
+
+// An entry of the method table: Python must never see an exception of C++, which would end it.
+template <PyCFunction function>
+PyObject* translated(PyObject* self, PyObject* args) {
+  try {
+    return function(self, args);
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  } catch (const std::length_error&) {  // more than a vector may ever hold
+    return PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
 }
 
 PyObject* simd_level(PyObject*, PyObject*) {
@@ -64,9 +92,7 @@ PyObject* threshold_forward(PyObject*, PyObject* args) {
                         &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &y, &a.threads) ||
       !a.known())
     return nullptr;
-  PyThreadState* state = PyEval_SaveThread();
-  sparsetopk::forward(a.problem(), pointer<void>(y));
-  PyEval_RestoreThread(state);
+  without_lock([&] { sparsetopk::forward(a.problem(), pointer<void>(y)); });
   return Py_NewRef(Py_None);
 }
 
@@ -78,10 +104,10 @@ PyObject* threshold_backward(PyObject*, PyObject* args) {
                         &dlam, &a.threads) ||
       !a.known())
     return nullptr;
-  PyThreadState* state = PyEval_SaveThread();
-  sparsetopk::backward(a.problem(), pointer<const void>(g), pointer<void>(dx), pointer<double>(dk),
-                       pointer<double>(dlam));
-  PyEval_RestoreThread(state);
+  without_lock([&] {
+    sparsetopk::backward(a.problem(), pointer<const void>(g), pointer<void>(dx), pointer<double>(dk),
+                         pointer<double>(dlam));
+  });
   return Py_NewRef(Py_None);
 }
 
@@ -109,9 +135,7 @@ PyObject* pieces_gather(PyObject*, PyObject* args) {
                         &bounds.hi, &is_long))
     return nullptr;
   bounds.is_long = is_long != 0;
-  PyThreadState* state = PyEval_SaveThread();
-  const sparsetopk::Counts counts = sparsetopk::gather(a.pieces(), bounds);
-  PyEval_RestoreThread(state);
+  const sparsetopk::Counts counts = without_lock([&] { return sparsetopk::gather(a.pieces(), bounds); });
   return Py_BuildValue("LLLL", counts.over, counts.over_hi, counts.from_lo, counts.invalid);
 }
 
@@ -120,9 +144,7 @@ PyObject* pieces_ties(PyObject*, PyObject* args) {
   double size = 0;
   Address counts = 0;
   if (!PyArg_ParseTuple(args, "KnndK", &a.begin, &a.count, &a.threads, &size, &counts)) return nullptr;
-  PyThreadState* state = PyEval_SaveThread();
-  sparsetopk::ties(a.pieces(), size, pointer<std::int64_t>(counts));
-  PyEval_RestoreThread(state);
+  without_lock([&] { sparsetopk::ties(a.pieces(), size, pointer<std::int64_t>(counts)); });
   return Py_NewRef(Py_None);
 }
 
@@ -136,9 +158,7 @@ PyObject* pieces_histogram(PyObject*, PyObject* args) {
     PyErr_Format(PyExc_ValueError, "shift must leave at most %d buckets, got %d", int(sparsetopk::kBuckets), shift);
     return nullptr;
   }
-  PyThreadState* state = PyEval_SaveThread();
-  sparsetopk::histogram(a.pieces(), first, last, shift, pointer<std::int64_t>(counts));
-  PyEval_RestoreThread(state);
+  without_lock([&] { sparsetopk::histogram(a.pieces(), first, last, shift, pointer<std::int64_t>(counts)); });
   return Py_NewRef(Py_None);
 }
 
@@ -146,9 +166,7 @@ PyObject* pieces_neighbours(PyObject*, PyObject* args) {
   PieceArguments a;
   double cut = 0;
   if (!PyArg_ParseTuple(args, "Knnd", &a.begin, &a.count, &a.threads, &cut)) return nullptr;
-  PyThreadState* state = PyEval_SaveThread();
-  const sparsetopk::Neighbours found = sparsetopk::neighbours(a.pieces(), cut);
-  PyEval_RestoreThread(state);
+  const sparsetopk::Neighbours found = without_lock([&] { return sparsetopk::neighbours(a.pieces(), cut); });
   return Py_BuildValue("dd", found.above, found.below);
 }
 
@@ -157,9 +175,7 @@ PyObject* pieces_masses(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "Knndpddddp", &a.begin, &a.count, &a.threads, &a.exponent, &a.debias, &a.k, &a.lam,
                         &a.pivot, &a.delta, &a.is_long))
     return nullptr;
-  PyThreadState* state = PyEval_SaveThread();
-  const sparsetopk::Masses found = sparsetopk::masses(a.pieces(), a.row());
-  PyEval_RestoreThread(state);
+  const sparsetopk::Masses found = without_lock([&] { return sparsetopk::masses(a.pieces(), a.row()); });
   return Py_BuildValue("ddd", found.mass, found.slope, found.above);
 }
 
@@ -168,9 +184,7 @@ PyObject* pieces_apply(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "Knndpddddp", &a.begin, &a.count, &a.threads, &a.exponent, &a.debias, &a.k, &a.lam,
                         &a.pivot, &a.delta, &a.is_long))
     return nullptr;
-  PyThreadState* state = PyEval_SaveThread();
-  sparsetopk::apply(a.pieces(), a.row());
-  PyEval_RestoreThread(state);
+  without_lock([&] { sparsetopk::apply(a.pieces(), a.row()); });
   return Py_NewRef(Py_None);
 }
 
@@ -180,9 +194,7 @@ PyObject* pieces_block_sums(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "KnndpddddpK", &a.begin, &a.count, &a.threads, &a.exponent, &a.debias, &a.k, &a.lam,
                         &a.pivot, &a.delta, &a.is_long, &sums))
     return nullptr;
-  PyThreadState* state = PyEval_SaveThread();
-  sparsetopk::block_sums(a.pieces(), a.row(), pointer<double>(sums));
-  PyEval_RestoreThread(state);
+  without_lock([&] { sparsetopk::block_sums(a.pieces(), a.row(), pointer<double>(sums)); });
   return Py_NewRef(Py_None);
 }
 
@@ -192,9 +204,8 @@ PyObject* pieces_cotangents(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "KnndpddddpK", &a.begin, &a.count, &a.threads, &a.exponent, &a.debias, &a.k, &a.lam,
                         &a.pivot, &a.delta, &a.is_long, &sums))
     return nullptr;
-  PyThreadState* state = PyEval_SaveThread();
-  const double in_lam = sparsetopk::cotangents(a.pieces(), a.row(), pointer<const double>(sums));
-  PyEval_RestoreThread(state);
+  const double in_lam =
+      without_lock([&] { return sparsetopk::cotangents(a.pieces(), a.row(), pointer<const double>(sums)); });
   return PyFloat_FromDouble(in_lam);
 }
 
@@ -224,10 +235,11 @@ PyObject* threshold_loss(PyObject*, PyObject* args) {
   const sparsetopk::Problem problem = a.problem();
   const sparsetopk::Targets targets{pointer<const std::int64_t>(labels), ignored, spread != 0,
                                     pointer<const double>(weights)};
-  PyThreadState* state = PyEval_SaveThread();
-  const Py_ssize_t count = count_rows(problem, targets);
-  if (count >= 0) sparsetopk::loss(problem, targets, pointer<void>(y), pointer<double>(value));
-  PyEval_RestoreThread(state);
+  const Py_ssize_t count = without_lock([&] {
+    const Py_ssize_t found = count_rows(problem, targets);
+    if (found >= 0) sparsetopk::loss(problem, targets, pointer<void>(y), pointer<double>(value));
+    return found;
+  });
   double total = 0;
   for (Py_ssize_t i = 0; count >= 0 && i < a.rows; ++i) total += pointer<const double>(value)[i];
   return Py_BuildValue("nd", count, total);
@@ -242,10 +254,10 @@ PyObject* select_slots(PyObject*, PyObject* args) {
     PyErr_Format(PyExc_ValueError, "dtype must be in [0, 3] and capacity in [1, n], got %d and %zd", dtype, capacity);
     return nullptr;
   }
-  PyThreadState* state = PyEval_SaveThread();
-  sparsetopk::select_slots(sparsetopk::Dtype(dtype), std::size_t(rows), std::size_t(n), pointer<const void>(y),
-                           std::size_t(capacity), pointer<std::int64_t>(indices));
-  PyEval_RestoreThread(state);
+  without_lock([&] {
+    sparsetopk::select_slots(sparsetopk::Dtype(dtype), std::size_t(rows), std::size_t(n), pointer<const void>(y),
+                             std::size_t(capacity), pointer<std::int64_t>(indices));
+  });
   return Py_NewRef(Py_None);
 }
 
@@ -267,11 +279,11 @@ PyObject* solve_isotonic(PyObject*, PyObject* args) {
   Py_ssize_t rows = 0, n = 0, s = 0, w = 0, lam = 0, d = 0, block = 0;
   if (!PyArg_ParseTuple(args, "idnnnnnnn", &phi, &exponent, &rows, &n, &s, &w, &lam, &d, &block)) return nullptr;
   if (!check_phi(phi)) return nullptr;
-  PyThreadState* state = PyEval_SaveThread();
-  sparsetopk::solve_isotonic(sparsetopk::PhiName(phi), exponent, std::size_t(rows), std::size_t(n),
-                             pointer<const double>(s), pointer<const double>(w), pointer<const double>(lam),
-                             pointer<double>(d), pointer<std::int64_t>(block));
-  PyEval_RestoreThread(state);
+  without_lock([&] {
+    sparsetopk::solve_isotonic(sparsetopk::PhiName(phi), exponent, std::size_t(rows), std::size_t(n),
+                               pointer<const double>(s), pointer<const double>(w), pointer<const double>(lam),
+                               pointer<double>(d), pointer<std::int64_t>(block));
+  });
   return Py_NewRef(Py_None);
 }
 
@@ -280,12 +292,12 @@ PyObject* argsort_descending(PyObject*, PyObject* args) {
   Py_ssize_t rows = 0, n = 0, x = 0, order = 0;
   if (!PyArg_ParseTuple(args, "innnn", &itemsize, &rows, &n, &x, &order)) return nullptr;
   if (!check_itemsize(itemsize)) return nullptr;
-  PyThreadState* state = PyEval_SaveThread();
-  const auto sort = [&](const auto* values) {
-    sparsetopk::argsort_descending(std::size_t(rows), std::size_t(n), values, pointer<std::int64_t>(order));
-  };
-  itemsize == sizeof(float) ? sort(pointer<const float>(x)) : sort(pointer<const double>(x));
-  PyEval_RestoreThread(state);
+  without_lock([&] {
+    const auto sort = [&](const auto* values) {
+      sparsetopk::argsort_descending(std::size_t(rows), std::size_t(n), values, pointer<std::int64_t>(order));
+    };
+    itemsize == sizeof(float) ? sort(pointer<const float>(x)) : sort(pointer<const double>(x));
+  });
   return Py_NewRef(Py_None);
 }
 
@@ -300,11 +312,11 @@ PyObject* solve_permutahedron(PyObject*, PyObject* args) {
   const auto floats = [&](Py_ssize_t data, Py_ssize_t itemsize, Py_ssize_t rows) {
     return sparsetopk::FloatRows{pointer<const void>(data), std::size_t(itemsize), std::size_t(rows), std::size_t(n)};
   };
-  PyThreadState* state = PyEval_SaveThread();
-  const bool finite = sparsetopk::solve_permutahedron(
-      sparsetopk::PhiName(phi), exponent, floats(x, x_size, rows), floats(w, w_size, w_rows),
-      pointer<const double>(lam), pointer<double>(d), pointer<std::int64_t>(block), pointer<std::int64_t>(paired));
-  PyEval_RestoreThread(state);
+  const bool finite = without_lock([&] {
+    return sparsetopk::solve_permutahedron(sparsetopk::PhiName(phi), exponent, floats(x, x_size, rows),
+                                           floats(w, w_size, w_rows), pointer<const double>(lam), pointer<double>(d),
+                                           pointer<std::int64_t>(block), pointer<std::int64_t>(paired));
+  });
   return PyBool_FromLong(finite);
 }
 
@@ -325,15 +337,15 @@ PyObject* permutahedron_forward(PyObject*, PyObject* args) {
   if (!check_itemsize(itemsize)) return nullptr;
   const sparsetopk::FloatRows weights{pointer<const void>(w), std::size_t(w_size), std::size_t(w_rows),
                                       std::size_t(n)};
-  PyThreadState* state = PyEval_SaveThread();
-  const auto run = [&](auto* out) {
-    using T = std::decay_t<decltype(*out)>;
-    return sparsetopk::permutahedron_forward<T>(exponent, std::size_t(rows), std::size_t(n), pointer<const T>(x),
-                                                weights, pointer<const double>(lam), out,
-                                                saved<T>(order, first, w_order, d));
-  };
-  const bool finite = itemsize == sizeof(float) ? run(pointer<float>(y)) : run(pointer<double>(y));
-  PyEval_RestoreThread(state);
+  const bool finite = without_lock([&] {
+    const auto run = [&](auto* out) {
+      using T = std::decay_t<decltype(*out)>;
+      return sparsetopk::permutahedron_forward<T>(exponent, std::size_t(rows), std::size_t(n), pointer<const T>(x),
+                                                  weights, pointer<const double>(lam), out,
+                                                  saved<T>(order, first, w_order, d));
+    };
+    return itemsize == sizeof(float) ? run(pointer<float>(y)) : run(pointer<double>(y));
+  });
   return PyBool_FromLong(finite);
 }
 
@@ -345,16 +357,16 @@ PyObject* permutahedron_backward(PyObject*, PyObject* args) {
                         &dy, &dx, &dw, &single_w, &dlam, &floor))
     return nullptr;
   if (!check_itemsize(itemsize)) return nullptr;
-  PyThreadState* state = PyEval_SaveThread();
-  const auto run = [&](auto* out) {
-    using T = std::decay_t<decltype(*out)>;
-    sparsetopk::permutahedron_backward<T>(exponent, std::size_t(rows), std::size_t(n),
-                                          saved<T>(order, first, w_order, d), pointer<const double>(lam),
-                                          pointer<const T>(dy), out, pointer<double>(dw), single_w != 0,
-                                          pointer<double>(dlam), floor);
-  };
-  itemsize == sizeof(float) ? run(pointer<float>(dx)) : run(pointer<double>(dx));
-  PyEval_RestoreThread(state);
+  without_lock([&] {
+    const auto run = [&](auto* out) {
+      using T = std::decay_t<decltype(*out)>;
+      sparsetopk::permutahedron_backward<T>(exponent, std::size_t(rows), std::size_t(n),
+                                            saved<T>(order, first, w_order, d), pointer<const double>(lam),
+                                            pointer<const T>(dy), out, pointer<double>(dw), single_w != 0,
+                                            pointer<double>(dlam), floor);
+    };
+    itemsize == sizeof(float) ? run(pointer<float>(dx)) : run(pointer<double>(dx));
+  });
   return Py_NewRef(Py_None);
 }
 
@@ -373,56 +385,56 @@ PyObject* xla_handlers(PyObject*, PyObject*) {
 }
 
 PyMethodDef methods[] = {
-    {"simd_level", simd_level, METH_NOARGS,
+    {"simd_level", translated<simd_level>, METH_NOARGS,
      "The vector instruction set that the kernels use: 'baseline', 'avx2' or 'avx512'."},
-    {"threshold_forward", threshold_forward, METH_VARARGS,
+    {"threshold_forward", translated<threshold_forward>, METH_VARARGS,
      "threshold_forward(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, "
      "y, threads): writes y and state; see csrc/problem.hpp."},
-    {"threshold_backward", threshold_backward, METH_VARARGS,
+    {"threshold_backward", translated<threshold_backward>, METH_VARARGS,
      "threshold_backward(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, "
      "g, dx, dk, dlam, threads): writes dx and, unless they are 0, dk and dlam."},
-    {"pieces_gather", pieces_gather, METH_VARARGS,
+    {"pieces_gather", translated<pieces_gather>, METH_VARARGS,
      "pieces_gather(pieces, count, threads, from, to, lo, hi, is_long): keeps what is undecided and counts; returns (over, "
      "over_hi, from_lo, invalid). This and the other passes over pieces: see csrc/pieces.hpp."},
-    {"pieces_ties", pieces_ties, METH_VARARGS,
+    {"pieces_ties", translated<pieces_ties>, METH_VARARGS,
      "pieces_ties(pieces, count, threads, size, counts): writes how many kept entries of each piece have that size."},
-    {"pieces_histogram", pieces_histogram, METH_VARARGS,
+    {"pieces_histogram", translated<pieces_histogram>, METH_VARARGS,
      "pieces_histogram(pieces, count, threads, first, last, shift, counts): writes 1024 counts."},
-    {"pieces_neighbours", pieces_neighbours, METH_VARARGS,
+    {"pieces_neighbours", translated<pieces_neighbours>, METH_VARARGS,
      "pieces_neighbours(pieces, count, threads, cut): the smallest kept entry from the cut on, the largest below."},
-    {"pieces_masses", pieces_masses, METH_VARARGS,
+    {"pieces_masses", translated<pieces_masses>, METH_VARARGS,
      "pieces_masses(pieces, count, threads, exponent, debias, k, lam, pivot, delta, is_long): (mass, slope, above)."},
-    {"pieces_apply", pieces_apply, METH_VARARGS,
+    {"pieces_apply", translated<pieces_apply>, METH_VARARGS,
      "pieces_apply(pieces, count, threads, exponent, debias, k, lam, pivot, delta, is_long): writes y."},
-    {"pieces_block_sums", pieces_block_sums, METH_VARARGS,
+    {"pieces_block_sums", translated<pieces_block_sums>, METH_VARARGS,
      "pieces_block_sums(pieces, count, threads, exponent, debias, k, lam, pivot, delta, is_long, sums): writes 8 sums."},
-    {"pieces_cotangents", pieces_cotangents, METH_VARARGS,
+    {"pieces_cotangents", translated<pieces_cotangents>, METH_VARARGS,
      "pieces_cotangents(pieces, count, threads, exponent, debias, k, lam, pivot, delta, is_long, sums): writes dx; returns what "
      "rows without a threshold add to the cotangent of lam."},
-    {"threshold_loss", threshold_loss, METH_VARARGS,
+    {"threshold_loss", translated<threshold_loss>, METH_VARARGS,
      "threshold_loss(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, labels, "
      "ignored, spread, weights, y, value, threads): writes y - t, value and state, with t from labels or weights, "
      "the other 0; returns how many rows count (-1 - i where row i has a label that is no class) and the sum of value."},
-    {"select_slots", select_slots, METH_VARARGS,
+    {"select_slots", translated<select_slots>, METH_VARARGS,
      "select_slots(dtype, rows, n, y, capacity, indices): the indices of the entries of largest magnitude in every "
      "row, in order; see csrc/selection.hpp."},
-    {"solve_isotonic", solve_isotonic, METH_VARARGS,
+    {"solve_isotonic", translated<solve_isotonic>, METH_VARARGS,
      "solve_isotonic(phi, exponent, rows, n, s, w, lam, d, block): d and the first entry of every entry's block, "
      "for s and w in decreasing order; all arrays by address."},
-    {"argsort_descending", argsort_descending, METH_VARARGS,
+    {"argsort_descending", translated<argsort_descending>, METH_VARARGS,
      "argsort_descending(itemsize, rows, n, x, order): the stable order of float32 or float64 rows; by address."},
-    {"solve_permutahedron", solve_permutahedron, METH_VARARGS,
+    {"solve_permutahedron", translated<solve_permutahedron>, METH_VARARGS,
      "solve_permutahedron(phi, exponent, n, rows, x_itemsize, x, w_rows, w_itemsize, w, lam, d, block, paired): d, "
      "block and the index into w of every entry of x, for rows in any order, and whether all entries are finite; all "
      "arrays by address."},
-    {"permutahedron_forward", permutahedron_forward, METH_VARARGS,
+    {"permutahedron_forward", translated<permutahedron_forward>, METH_VARARGS,
      "permutahedron_forward(exponent, itemsize, rows, n, x, w_rows, w_itemsize, w, lam, y, order, first, w_order, d): y "
      "of rows in any order and what its derivatives need, in sorted order, and whether all entries are finite; all "
      "arrays by address, 0 for those that are not wanted."},
-    {"permutahedron_backward", permutahedron_backward, METH_VARARGS,
+    {"permutahedron_backward", translated<permutahedron_backward>, METH_VARARGS,
      "permutahedron_backward(exponent, itemsize, rows, n, order, first, w_order, d, lam, dy, dx, dw, single_w, dlam, "
      "floor): the cotangents of x, w and lam; all arrays by address, 0 for one that is not wanted."},
-    {"xla_handlers", xla_handlers, METH_NOARGS,
+    {"xla_handlers", translated<xla_handlers>, METH_NOARGS,
      "The handlers of XLA's custom calls by name, in capsules; none if the build did not find XLA's headers."},
     {nullptr, nullptr, 0, nullptr},
 };

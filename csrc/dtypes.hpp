@@ -30,10 +30,13 @@ inline double widen(double x) { return x; }
 inline float widen(BFloat16 x) { return bit_cast<float>(std::uint32_t(x.bits) << 16); }
 inline float widen(Half x) {
   const std::uint32_t sign = std::uint32_t(x.bits & 0x8000u) << 16, rest = x.bits & 0x7fffu;
-  // 2^112 moves the exponent from half's bias to float's, subnormal numbers included.
-  const std::uint32_t scaled = bit_cast<std::uint32_t>(bit_cast<float>(rest << 13) * 0x1p112f);
+  const std::uint32_t normal = (rest << 13) + 0x38000000u;  // from half's bias of the exponent to float's
+  // A subnormal half is a normal float. It is never made of a subnormal one, which the processor may be told to
+  // take for 0: as the fraction of 2^-14 it comes out exactly.
+  const std::uint32_t tiny = bit_cast<std::uint32_t>(bit_cast<float>(normal + 0x800000u) - 0x1p-14f);
+  const std::uint32_t finite = rest < 0x400u ? tiny : normal;
   const std::uint32_t special = rest >= 0x7c00u ? 0x7f800000u : 0u;  // infinity and NaN
-  return bit_cast<float>(scaled | special | sign);
+  return bit_cast<float>(finite | special | sign);
 }
 
 template <class X>

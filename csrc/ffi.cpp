@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <exception>
 #include <initializer_list>
 #include <limits>
+#include <new>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -121,6 +123,20 @@ Dtype dtype_of(const AnyBuffer& x) {
   }
 }
 
+// A handler: XLA must never see an exception, which would end the process.
+template <class... Arguments>
+auto translated(Error (*function)(Arguments...)) {
+  return [function](Arguments... arguments) {
+    try {
+      return function(arguments...);
+    } catch (const std::bad_alloc&) {
+      return Error(ffi::ErrorCode::kResourceExhausted, "sparsetopk: out of memory");
+    } catch (const std::exception& error) {
+      return Error::Internal(error.what());
+    }
+  };
+}
+
 // y, and the state of every row; k = whole + frac, so that float32 holds large counts.
 Error threshold(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, Result y, Result pivot, Result delta,
                 std::int32_t op, double exponent, bool debias) {
@@ -161,7 +177,7 @@ Error threshold(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, Res
   return Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(threshold_handler, threshold,
+XLA_FFI_DEFINE_HANDLER(threshold_handler, translated(threshold),
                        ffi::Ffi::Bind()
                            .Arg<AnyBuffer>()
                            .Arg<AnyBuffer>()
@@ -204,7 +220,7 @@ Error pav(AnyBuffer x, AnyBuffer w, AnyBuffer lam, Result d, Result block, Resul
   return Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(pav_handler, pav,
+XLA_FFI_DEFINE_HANDLER(pav_handler, translated(pav),
                        ffi::Ffi::Bind()
                            .Arg<AnyBuffer>()
                            .Arg<AnyBuffer>()

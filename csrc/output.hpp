@@ -28,7 +28,7 @@ struct Curve {
         k(k_),
         lam(lam_),
         v(state.pivot - lam * state.delta),
-        top(larger(kind.top(v), 5e-324)),  // an entry at 0 is never selected whole
+        top(kind.top(v) > 0 ? kind.top(v) : next_up(0 * v)),  // an entry at 0 is never selected whole
         debias(debias_),
         pinned(Kind::kFloor && state.pivot == 0 && state.delta == 0) {}
 

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -19,9 +20,17 @@ struct Job {
   void (*run)(void*, std::size_t);
   void* context;
   std::atomic<std::size_t> next{0};
+  std::atomic<bool> failed{false};
+  std::exception_ptr error{};  // of the one that has set ``failed``
 
-  void work() {
-    for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) run(context, i);
+  // The first exception is kept for the thread that has the job, and nothing new is begun after it.
+  void work() noexcept {
+    try {
+      for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) run(context, i);
+    } catch (...) {
+      next.store(count, std::memory_order_relaxed);
+      if (!failed.exchange(true)) error = std::current_exception();
+    }
   }
 };
 
@@ -34,7 +43,7 @@ class Pool {
     while (threads_ < helpers) {
       try {
         std::thread([this, id = threads_] { sleep_and_work(id); }).detach();
-      } catch (const std::system_error&) {  // no more threads to be had
+      } catch (const std::exception&) {  // no more threads to be had, or no memory for one
         break;
       }
       ++threads_;
@@ -89,8 +98,8 @@ const int at_fork = pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
 void parallel_for(std::size_t count, std::size_t threads, void (*run)(void*, std::size_t), void* context) {
   Job job{count, run, context};
   if (threads > count) threads = count;
-  if (threads > 1 && pool->run(job, threads - 1)) return;
-  job.work();
+  if (threads <= 1 || !pool->run(job, threads - 1)) job.work();
+  if (job.error) std::rethrow_exception(job.error);
 }
 
 }  // namespace sparsetopk

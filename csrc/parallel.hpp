@@ -6,8 +6,9 @@
 namespace sparsetopk {
 
 // run(context, i) for i in [0, count), shared between the calling thread and at most threads - 1 others.
-// A call that finds the pool busy, or comes from one of its threads, runs everything itself. After a fork
-// the child starts with an empty pool.
+// A call that finds the pool busy, or comes from one of its threads, runs everything itself. An
+// exception of run ends the job, and is thrown again where the job came from. After a fork the child starts with
+// an empty pool.
 void parallel_for(std::size_t count, std::size_t threads, void (*run)(void*, std::size_t), void* context);
 
 }  // namespace sparsetopk

@@ -390,3 +390,41 @@ def test_devices_may_solve_at_once():
             assert (stack == value).all()
         """
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited as Linux does it")
+def test_memory_that_runs_out_is_an_error_of_jax():
+    """Four rows, each solved on a thread of its own by arrays that are longer than what is left."""
+    code = """
+    import os, resource
+    os.environ["SPARSETOPK_THREADS"] = "4"
+    import jax, jax.numpy as jnp
+    from sparsetopk.jax import ffi
+
+    def call(x):
+        return ffi.pav(x, x, jnp.ones((len(x), 1), x.dtype), phi=0, exponent=1.0)
+
+    x = jax.random.normal(jax.random.key(0), (4, 2_000_000))
+    compiled = jax.jit(call).lower(x).compile()
+    jax.block_until_ready(call(x[:, :4000]))
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    results = 3 * x.nbytes
+    resource.setrlimit(resource.RLIMIT_AS, (used + results + 60_000_000, -1))
+    try:
+        jax.block_until_ready(compiled(x))
+    except jax.errors.JaxRuntimeError as error:
+        assert "sparsetopk: out of memory" in str(error), error
+    else:
+        raise AssertionError("no error")
+    jax.block_until_ready(call(x[:, :4000]))
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)
+
+
+def test_subnormal_halves_count_though_xla_flushes_subnormal_numbers():
+    x = jnp.array([4e-5, 1e-5, 3e-5, 2e-5, 5e-5], jnp.float16)
+    y, _, _ = threshold(x, 2.0, 0.0)
+    assert y.tolist() == [1, 0, 0, 0, 1]
+    y, _, _ = threshold(x, 2.0, 0.0, (MAGNITUDE, 1.0, False))
+    np.testing.assert_array_equal(np.asarray(y), np.asarray(x) * [1, 0, 0, 0, 1])

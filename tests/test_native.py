@@ -81,6 +81,55 @@ def test_calls_end_where_subnormal_numbers_are_flushed():
     )
 
 
+def test_subnormal_halves_count_where_subnormal_numbers_are_flushed():
+    """They are normal numbers in the float32 that the kernels compute in."""
+    run_python(
+        """
+        import torch, sparsetopk.torch as st
+
+        bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+        halves = bits.view(torch.float16)
+        halves = halves[halves.isfinite()]
+        x = torch.tensor([4e-5, 1e-5, -3e-5, 2e-5, 5e-5], dtype=torch.float16)
+
+        def results():
+            yield st.topk_mag(halves, len(halves), 0.0)
+            yield st.topk_mask(halves, 1000, 1.0)
+            yield st.topk_sign(x, 3, 0.0)
+            for operator in (st.topk_mask, st.topk_mag):
+                for lam in (0.0, 1e-5, 1.0):
+                    at = x.clone().requires_grad_()
+                    y = operator(at, 2, lam)
+                    yield y.detach()
+                    yield torch.autograd.grad(y, at, torch.full_like(y, 4e-5))[0]
+            y = st.topk_mag(x, 4, 0.0)
+            yield torch.stack(st.topk_select(y, 2)[:1])
+
+        expected = list(results())
+        assert expected[0].view(torch.int16).equal((halves + 0).view(torch.int16))
+        assert expected[3].tolist() == [1, 0, 0, 0, 1]
+        torch.set_flush_denormal(True)
+        for found, wanted in zip(results(), expected, strict=True):
+            assert torch.equal(found.view(-1), wanted.view(-1)), (found, wanted)
+        """
+    )
+
+
+def test_entries_at_0_are_not_selected_whole_where_subnormal_numbers_are_flushed():
+    run_python(
+        """
+        import torch, sparsetopk.torch as st
+
+        torch.set_flush_denormal(True)
+        for p in (2.0, 4 / 3):
+            for debias in (False, True):
+                x = torch.tensor([0.0, 2.0, 0.0, 0.0], dtype=torch.float64, requires_grad=True)
+                st.topk_mag(x, 2, 1.0, p=p, debias=debias).sum().backward()
+                assert x.grad[[0, 2, 3]].tolist() == [0, 0, 0], x.grad
+        """
+    )
+
+
 def test_results_do_not_depend_on_the_number_of_threads():
     """Many rows, which threads share, and one long row, which they share in blocks."""
     run_python(
@@ -154,5 +203,57 @@ def test_fork_while_another_thread_is_at_work():
             assert os.waitpid(child, 0)[1] == 0
         done.set()
         thread.join()
+        """
+    )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "argsort_descending(8, 1, 1 << 58, 0, 0)",
+        "solve_isotonic(0, 1.0, 1, 1 << 58, 0, 0, 0, 0, 0)",
+        "solve_permutahedron(0, 1.0, 1 << 58, 1, 8, 0, 1, 8, 0, 0, 0, 0, 0)",
+        "permutahedron_forward(1.0, 4, 1, 1 << 58, 0, 1, 4, 0, 0, 0, 0, 0, 0, 0)",
+        "pieces_block_sums(0, 1 << 56, 1, 1.0, False, 1.0, 1.0, 0.0, 0.0, False, 0)",
+        "pieces_masses(0, 1 << 60, 1, 1.0, False, 1.0, 1.0, 0.0, 0.0, False)",
+    ],
+)
+def test_memory_that_cannot_be_had_is_an_error_of_python(call):
+    """Asked for before anything is read: no address is looked at, and later calls work."""
+    run_python(
+        f"""
+        import numpy as np, sparsetopk as st
+        from sparsetopk.core import native
+
+        try:
+            native.{call}
+        except MemoryError:
+            pass
+        else:
+            raise AssertionError("no MemoryError")
+        assert st.argsort(np.array([1.0, 3.0, 2.0])).tolist() == [1, 2, 0]
+        """
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited as Linux does it")
+def test_memory_that_runs_out_is_an_error_of_python():
+    run_python(
+        """
+        import resource
+        import numpy as np, sparsetopk as st
+
+        x = np.random.default_rng(0).normal(size=4_000_000)
+        st.argsort(x[:10]), st.soft_rank(x[:10], 0.1)
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 100_000_000, -1))
+        for call in (st.argsort, lambda x: st.soft_rank(x, 0.1)):
+            try:
+                call(x)
+            except MemoryError:
+                continue
+            raise AssertionError("no MemoryError")
+        assert st.argsort(np.array([1.0, 3.0, 2.0])).tolist() == [1, 2, 0]
         """
     )

@@ -7,12 +7,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <random>
 #include <string>
 #include <type_traits>
@@ -23,6 +25,7 @@
 #include "dtypes.hpp"
 #include "isotonic.hpp"
 #include "kernels.hpp"
+#include "parallel.hpp"
 #include "pieces.hpp"
 #include "selection.hpp"
 
@@ -384,6 +387,24 @@ void flush_subnormals(bool flush) {
 #endif
 }
 
+// Every half is a normal float or 0: none is lost where subnormal numbers count as 0.
+void fuzz_halves() {
+  begin_call("all halves, subnormal numbers flushed");
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const Half half{std::uint16_t(bits)};
+    const float expected = widen(half);
+    flush_subnormals(true);
+    const float found = widen(half);
+    const Half back = narrow<Half>(found);
+    flush_subnormals(false);
+    check(std::memcmp(&found, &expected, sizeof(found)) == 0, "a half", double(found), double(expected));
+    check(back.bits == bits || expected != expected, "a half and back", double(back.bits), double(bits));
+    const std::int32_t exponent = std::int32_t(bits >> 10 & 31), fraction = std::int32_t(bits & 1023);
+    const double size = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+    check(exponent == 31 || std::fabs(double(expected)) == size, "the size of a half", double(expected), size);
+  }
+}
+
 template <class X>
 void fuzz_flushed(const char* dtype, const Setting& setting, const char* content, std::size_t n) {
   const std::vector<X> x = make_rows<X>(content, 1, n, n);
@@ -574,12 +595,44 @@ void fuzz_isotonic(std::size_t n) {
   }
 }
 
+// ------------------------------------------------------------------------------------------------------ threads
+
+// What is thrown on any thread comes back to the caller, after which the pool works as before.
+void fuzz_exceptions() {
+  struct Work {
+    std::size_t bad;
+    std::atomic<std::size_t> done{0};
+  };
+  const auto run = [](void* context, std::size_t i) {
+    Work& work = *static_cast<Work*>(context);
+    if (i == work.bad) throw std::bad_alloc();
+    ++work.done;
+  };
+  for (std::size_t count : {std::size_t(1), std::size_t(7), std::size_t(1000)})
+    for (std::size_t threads : {std::size_t(1), std::size_t(4)}) {
+      begin_call("%zu jobs on %zu threads, one of which throws", count, threads);
+      Work work{below(count)};
+      bool thrown = false;
+      try {
+        parallel_for(count, threads, run, &work);
+      } catch (const std::bad_alloc&) {
+        thrown = true;
+      }
+      check(thrown && work.done < count, "an exception is lost", double(work.done), double(count));
+      Work good{count};
+      parallel_for(count, threads, run, &good);
+      check(good.done == count, "jobs are lost", double(good.done), double(count));
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   rng.seed(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1);
   if (argc > 2) effort = std::atof(argv[2]);
   signal(SIGALRM, too_long);
+  fuzz_exceptions();
+  fuzz_halves();
   for (std::size_t n : kLengths) {
     const auto start = std::chrono::steady_clock::now();
     fuzz_isotonic(n);
