@@ -1,5 +1,12 @@
 // One row of a top-k operator: its threshold v with sum_i min(S((a_i - v)/lam), phi'(v)) = k phi'(v),
 // found in a few passes without a sort. Nothing is allocated: the caller lends a buffer of the row's length.
+//
+// To find the boundary, and the entries that Newton's method is left with, no row of n > kShort entries is read more
+// than 8 times: at most 8 n + 3 kSample entries are read, of the row and of copies. Either the guess holds, and these
+// are a sample, one pass to check it, n + kSample at most to tighten it, 5 n for the digits of a double if that does not
+// do, and one pass to copy what is undecided; or it does not hold, and then a scan takes the place of the tightening. A short
+// row has three passes more at most, and 2 kSample entries: for its moments, for a second guess, and for digits that are shorter, as tables that
+// are longer than the row would be slower than passes over it.
 #pragma once
 
 #include <cmath>
@@ -182,7 +189,8 @@ struct Row {
   bool debias;
   std::size_t threads;
 
-  State solve(X* buffer, NormalGuess& normal) const;
+  // Adds to ``read`` how many entries the search for the boundary has read.
+  State solve(X* buffer, NormalGuess& normal, std::size_t& read) const;
 
  private:
   static constexpr bool kAbsolute = Kind::kAbsolute;
@@ -191,13 +199,16 @@ struct Row {
   bool guess_from_sample(Bracket<T>& bracket) const;
   bool gather(Bracket<T>& bracket, Open<X>& open) const;
   bool settles(Bracket<T>& bracket, const Open<X>& open) const;
-  void gather_blocks(const Blocks& blocks, const Window<T>& undecided, Open<X>& open) const;
+  void gather_blocks(const Blocks& blocks, const Window<T>& undecided, T lo, T hi, Open<X>& open) const;
+  void gather_by_digits(Bracket<T>& bracket, Open<X>& open, const X* source, std::size_t size) const;
+  void gather_otherwise(Bracket<T>& bracket, Open<X>& open, const Moments<T>& row) const;
   State find(Bracket<T>& bracket, Open<X>& open) const;
 };
 
 template <class X, class Kind>
 bool Row<X, Kind>::guess_from_moments(Bracket<T>& bracket, NormalGuess& normal, Moments<T>& row) const {
   row = moments<kAbsolute>(x, n);
+  bracket.read += n;
   if (!(row.deviation <= Limits<double>::largest)) return false;
   normal.prepare(k, n);
   const double centre = kAbsolute ? 0 : row.mean;
@@ -218,6 +229,7 @@ bool Row<X, Kind>::guess_from_sample(Bracket<T>& bracket) const {
     if (!(value == value)) return false;
     sample[taken++] = value;
   }
+  bracket.read += taken;
   constexpr T limit = T(Limits<T>::largest);
   const double share = k / double(n), centre = share * double(taken);
   const double margin = 3 * ::sqrt(double(taken) * share * (1 - share)) + 1;
@@ -229,17 +241,18 @@ bool Row<X, Kind>::guess_from_sample(Bracket<T>& bracket) const {
 
 // Every block gathers at its own place in the buffer; then they move together.
 template <class X, class Kind>
-void Row<X, Kind>::gather_blocks(const Blocks& blocks, const Window<T>& undecided, Open<X>& open) const {
+void Row<X, Kind>::gather_blocks(const Blocks& blocks, const Window<T>& undecided, T lo, T hi, Open<X>& open) const {
   Open<X> parts[kBlocks];
   blocks.run(threads, [&](std::size_t block, std::size_t begin, std::size_t length) {
     parts[block].entries = open.entries + begin;
-    parts[block].template gather<kAbsolute>(x + begin, length, undecided.from, undecided.to);
+    parts[block].template gather<kAbsolute>(x + begin, length, undecided, lo, hi);
   });
-  open.size = 0;
+  open.size = open.over_hi = open.from_lo = 0;
   for (std::size_t block = 0; block < blocks.count; ++block) {
     const Open<X>& part = parts[block];
     std::memmove(open.entries + open.size, part.entries, part.size * sizeof(X));
     open.size += part.size, open.whole += part.whole, open.invalid |= part.invalid;
+    open.over_hi += part.over_hi, open.from_lo += part.from_lo;
   }
 }
 
@@ -247,8 +260,9 @@ void Row<X, Kind>::gather_blocks(const Blocks& blocks, const Window<T>& undecide
 template <class X, class Kind>
 bool Row<X, Kind>::settles(Bracket<T>& bracket, const Open<X>& open) const {
   const T lo = bracket.lo, hi = bracket.hi;
-  bracket.over_hi = open.whole, bracket.from_lo = open.whole + open.size;
-  if (!(bracket.over_hi < bracket.above && bracket.from_lo >= bracket.below)) return false;
+  bracket.take(open.whole, open.whole + open.size);
+  bracket.read += open.size;
+  if (!bracket.holds()) return false;
   settle<kAbsolute>(bracket, open);
   if (bracket.hi <= hi && bracket.lo >= lo) return true;
   // Outside: a bracket that fails says on which side to look.
@@ -265,24 +279,34 @@ bool Row<X, Kind>::gather(Bracket<T>& bracket, Open<X>& open) const {
   open.whole = 0;
   const Blocks blocks(n);
   if (blocks.count == 1)
-    open.template gather<kAbsolute>(x, n, undecided.from, undecided.to);
+    open.template gather<kAbsolute>(x, n, undecided, bracket.lo, bracket.hi, n > kTile);
   else
-    gather_blocks(blocks, undecided, open);
+    gather_blocks(blocks, undecided, bracket.lo, bracket.hi, open);
+  bracket.read += n;
   if (open.size <= kFew && !pools(bracket, lam, kind)) return settles(bracket, open);
-  open.template count<kAbsolute>(bracket.lo, bracket.hi, bracket.over_hi, bracket.from_lo);
-  return bracket.over_hi < bracket.above && bracket.from_lo >= bracket.below;
+  if (n <= kTile) open.template count<kAbsolute>(bracket.lo, bracket.hi), bracket.read += open.size;
+  bracket.take(open.whole + open.over_hi, open.whole + open.from_lo);
+  return bracket.holds();
+}
+
+// Copies what is undecided when the digits of the boundary are known. All entries in the bracket are in the source.
+template <class X, class Kind>
+void Row<X, Kind>::gather_by_digits(Bracket<T>& bracket, Open<X>& open, const X* source, std::size_t size) const {
+  tighten_by_digits(bracket, open, source, size, lam, kind, n > kShort ? kDigit : kShortDigit);
+  gather(bracket, open);
 }
 
 // The threshold, given a bracket that holds.
 template <class X, class Kind>
 State Row<X, Kind>::find(Bracket<T>& bracket, Open<X>& open) const {
-  tighten(bracket, open, lam, kind);
+  if (!tighten(bracket, open, lam, kind, n + kSample)) gather_by_digits(bracket, open, open.entries, open.size);
   if (Kind::kMagnitude && lam > 0 && bracket.exact && bracket.lo == 0) return {0, 0};
   const double pivot = double(bracket.exact ? bracket.lo : bracket.hi);  // x_[below], or not under it
-  if (lam == 0) {
-    open.template count<kAbsolute>(bracket.hi, bracket.hi, bracket.over_hi, bracket.from_lo);
-    return {double(bracket.hi), k - double(bracket.over_hi)};
+  if (!bracket.counted && (lam == 0 || bracket.lo == bracket.hi)) {
+    open.template count<kAbsolute>(bracket.lo, bracket.hi);
+    bracket.take(open.whole + open.over_hi, open.whole + open.from_lo), bracket.read += open.size;
   }
+  if (lam == 0) return {double(bracket.hi), k - double(bracket.over_hi)};
   const Distance distance(pivot, 0, lam);
   const double boundary = double(bracket.exact ? bracket.hi : bracket.lo);  // x_[above], or not over it
   const double lo = Kind::zero;
@@ -290,12 +314,9 @@ State Row<X, Kind>::find(Bracket<T>& bracket, Open<X>& open) const {
   if (Kind::kFloor) hi = smaller(hi, -distance(0));
   if (!(hi > lo)) return {pivot, lo};  // the gap is too wide to pool anything: the hard answer
   if constexpr (!Kind::kAbsolute)
-    if (bracket.exact && bracket.lo == bracket.hi) {
-      open.template count<kAbsolute>(bracket.lo, bracket.hi, bracket.over_hi, bracket.from_lo);
-      const std::size_t ties = bracket.from_lo - bracket.over_hi;
-      // Only ties are undecided: they share equally.
-      if (ties == open.size) return {pivot, kind.inverse((k - double(open.whole)) / double(ties))};
-    }
+    // Only ties are undecided: they share equally.
+    if (bracket.exact && bracket.lo == bracket.hi && bracket.inside() == open.size)
+      return {pivot, kind.inverse((k - double(open.whole)) / double(open.size))};
   double start = Kind::kFloor ? hi : lo + (hi - lo) / 2;
   const Distances distances{open.entries, open.size, distance, fill_distances<kAbsolute, X>};
   // In float32 an error of 1e-7 before the last step leaves none that could be seen.
@@ -309,10 +330,26 @@ State Row<X, Kind>::find(Bracket<T>& bracket, Open<X>& open) const {
   return {pivot, delta};
 }
 
+// For a row that is not like a normal distribution, after a guess that did not hold.
+template <class X, class Kind>
+void Row<X, Kind>::gather_otherwise(Bracket<T>& bracket, Open<X>& open, const Moments<T>& row) const {
+  if (n <= kTile) {  // what counting has shown still holds
+    const bool higher = bracket.over_hi >= bracket.below, lower = bracket.from_lo < bracket.above;
+    const T lo = higher ? bracket.hi : row.smallest, hi = lower ? bracket.lo : row.largest;
+    bracket.lo = lo, bracket.hi = hi;
+    gather(bracket, open);
+  } else if (!guess_from_sample(bracket) || !gather(bracket, open)) {
+    bracket.lo = row.smallest, bracket.hi = row.largest;
+    bracket.take(0, n), open.whole = 0;
+    gather_by_digits(bracket, open, x, n);
+  }
+}
+
 // The careful way: looks at every entry first, and starts from an interval that cannot fail.
 template <class X, class Kind>
 State Row<X, Kind>::scan_and_solve(Bracket<T>& bracket, Open<X>& open) const {
   const Scan<T> row = scan<kAbsolute>(x, n);
+  bracket.read += n;
   if (row.nan > 0 || (kAbsolute && row.infinite > 0)) return {kNaN, 0};
   if (k == 0) return {kInfinity, 0};
   // The signed mask may take less than k; the threshold is then 0.
@@ -321,14 +358,19 @@ State Row<X, Kind>::scan_and_solve(Bracket<T>& bracket, Open<X>& open) const {
   if (double(row.infinite) > k) return {kInfinity, double(row.infinite)};
   if (double(row.infinite) == k) return {double(row.largest), Kind::zero};
   bracket.lo = row.smallest, bracket.hi = row.largest;
-  gather(bracket, open);
+  if (n <= kShort) {
+    gather(bracket, open);
+  } else {
+    bracket.take(row.infinite, n - row.padding), open.whole = 0;
+    gather_by_digits(bracket, open, x, n);
+  }
   return find(bracket, open);
 }
 
 template <class X, class Kind>
-State Row<X, Kind>::solve(X* buffer, NormalGuess& normal) const {
+State Row<X, Kind>::solve(X* buffer, NormalGuess& normal, std::size_t& read) const {
   if (!(k >= 0 && k <= double(n) && lam >= 0 && lam < kInfinity)) return {kNaN, 0};
-  Bracket<T> bracket(k, 0, 0);
+  Bracket<T> bracket(k, 0, 0, read);
   Open<X> open;
   open.entries = buffer;
   if (k == 0 || k == double(n)) return scan_and_solve(bracket, open);
@@ -337,14 +379,7 @@ State Row<X, Kind>::solve(X* buffer, NormalGuess& normal) const {
   } else {
     Moments<T> row;
     if (!guess_from_moments(bracket, normal, row)) return scan_and_solve(bracket, open);
-    if (!gather(bracket, open)) {  // not like a normal distribution: what counting has shown still holds
-      const bool higher = bracket.over_hi >= bracket.below, lower = bracket.from_lo < bracket.above;
-      const T lo = higher ? bracket.hi : row.smallest, hi = lower ? bracket.lo : row.largest;
-      if (n <= kTile || !guess_from_sample(bracket) || !gather(bracket, open)) {
-        bracket.lo = lo, bracket.hi = hi;
-        gather(bracket, open);
-      }
-    }
+    if (!gather(bracket, open)) gather_otherwise(bracket, open, row);
   }
   return open.invalid ? State{kNaN, 0} : find(bracket, open);
 }
