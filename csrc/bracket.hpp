@@ -12,6 +12,7 @@
 
 #include "digits.hpp"
 #include "kinds.hpp"
+#include "sample.hpp"
 
 namespace sparsetopk {
 namespace SPARSETOPK_LEVEL {
@@ -19,7 +20,7 @@ namespace SPARSETOPK_LEVEL {
 constexpr std::size_t kShort = 8192;  // rows up to this length are guessed from mean and deviation
 constexpr std::size_t kSample = 4096;
 constexpr std::size_t kFew = 64;  // among so few, order statistics are found by comparing all pairs
-constexpr std::size_t kProbes = 63;
+constexpr std::size_t kProbes = 64;
 constexpr int kDigit = 13, kShortDigit = 11;  // bits; 5 or 6 digits make a double, 3 a float
 
 // lo <= x_[below] <= x_[above] <= hi, where above = ceil k and below = floor k + 1 count from the
@@ -282,16 +283,16 @@ SPARSETOPK_LOOP void settle(Bracket<Wide<X>>& bracket, const Open<X>& open) {
   bracket.hi = least(upper), bracket.lo = least(lower), bracket.exact = true, bracket.counted = false;
 }
 
-// A key inside the bracket, about where the boundary is: that of a few spread over the copy. False if none of them
-// is inside.
+// A key inside the bracket, about where the boundary is: that of a few in the copy. False if none of them is inside.
 template <bool kAbsolute, class X>
 SPARSETOPK_LOOP bool probe(const Bracket<Wide<X>>& bracket, const Open<X>& open, Wide<X>& found) {
   using T = Wide<X>;
-  const std::size_t probes = open.size < 1024 ? 15 : kProbes;
-  T sample[kProbes + 1];
-  std::size_t taken = 0, stride = larger(open.size / probes, std::size_t(1));
-  for (std::size_t i = 0; i < open.size && taken <= probes; i += stride) {
-    const T value = key<kAbsolute>(open.entries[i]);
+  const std::size_t probes = open.size < 1024 ? 16 : kProbes;
+  T sample[kProbes];
+  std::size_t taken = 0;
+  Positions positions(open.entries, open.size, probes);
+  for (std::size_t i = 0; i < probes; ++i) {
+    const T value = key<kAbsolute>(open.entries[positions.next()]);
     if (value >= bracket.lo && value <= bracket.hi) sample[taken++] = value;
   }
   if (taken == 0) return false;
@@ -346,7 +347,7 @@ bool tighten(Bracket<Wide<X>>& bracket, Open<X>& open, double lam, const Kind& k
       return true;
     }
     Wide<X> cut;
-    bracket.read += kProbes + 1;
+    bracket.read += kSeeds + kProbes;
     if (bracket.read + open.size > most || !probe<kAbsolute>(bracket, open, cut)) return false;
     cut_at<kAbsolute>(bracket, open, cut);
     if (!bracket.exact && bracket.read + open.size > most) return false;

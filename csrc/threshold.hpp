@@ -222,14 +222,13 @@ bool Row<X, Kind>::guess_from_moments(Bracket<T>& bracket, NormalGuess& normal, 
 template <class X, class Kind>
 bool Row<X, Kind>::guess_from_sample(Bracket<T>& bracket) const {
   T sample[kSample];
-  const std::size_t stride = n / smaller(larger(n / 64, std::size_t(256)), kSample);
-  std::size_t taken = 0;
-  for (std::size_t i = stride / 2; i < n && taken < kSample; i += stride) {
-    const T value = key<kAbsolute>(x[i]);
-    if (!(value == value)) return false;
-    sample[taken++] = value;
+  const std::size_t taken = smaller(larger(n / 64, std::size_t(256)), kSample);
+  Positions positions(x, n, taken);
+  for (std::size_t i = 0; i < taken; ++i) {
+    sample[i] = key<kAbsolute>(x[positions.next()]);
+    if (!(sample[i] == sample[i])) return false;
   }
-  bracket.read += taken;
+  bracket.read += kSeeds + taken;
   constexpr T limit = T(Limits<T>::largest);
   const double share = k / double(n), centre = share * double(taken);
   const double margin = 3 * ::sqrt(double(taken) * share * (1 - share)) + 1;

@@ -223,6 +223,25 @@ def test_no_row_is_read_more_often_than_eight_times(n, dtype):
             assert 0 < read <= most, (name, operator.__name__, lam, k, read / n)
 
 
+def entries_read(x: np.ndarray, k: float) -> int:
+    native.entries_read()
+    stt.topk_mask(torch.from_numpy(x.copy()), k, 1e-3)
+    return native.entries_read()
+
+
+def test_channels_of_any_width_cost_no_pass():
+    """Where a row is looked at first depends on what is in it, and not on where it is."""
+    n = 1 << 18  # an even sample would have distances of 64
+    normal = np.random.default_rng(0).normal(size=n)
+    assert entries_read(against_even_probes(n), 3) <= 1.5 * n
+    for width in (16, 32, 63, 64, 65, 128, 4096):
+        channel = np.arange(n) % width
+        teeth = channel / width + 1e-3 * normal
+        rows = [teeth, *(normal - 10 * (channel == low) for low in (0, width // 2, width - 1))]
+        for row, k in product(rows, (n // 100, n // 9)):
+            assert entries_read(row, k) <= 1.5 * n, (width, k)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("n", [1500, 8193, 65536])
 def test_the_boundary_is_exact_in_any_row(n, dtype):
