@@ -131,21 +131,27 @@ class Equation {
   double t_[kTile + kLanes];
 };
 
+// Between lo and hi; between the thresholds that they stand for, if these are magnitudes that are scales apart.
+template <class Kind>
+double half_way(double pivot, double lam, double lo, double hi) {
+  const double most = pivot - lam * lo, least = pivot - lam * hi;
+  if (Kind::kMagnitude && least > 0 && most > 16 * least) return (pivot - ::sqrt(most) * ::sqrt(least)) / lam;
+  return lo + (hi - lo) / 2;
+}
+
 // The root delta in [lo, hi] by Newton's method kept inside the bracket, as increasing_root does in
 // NumPy: a step that leaves it, or three that do not halve it, give way to bisection; done when the
 // residual is met or the bracket is a few roundings wide, of delta or of ``unit`` if that is larger. From
 // a residual of ``tolerance`` on, one more step is enough, provided that the slope hardly changes over it.
 template <class Kind>
 SPARSETOPK_LOOP double solve_delta(const Distances& distances, double k, double lam, double lo, double hi,
-                                   double start, double tolerance, const Kind& kind) {
+                                   double start, double unit, double tolerance, const Kind& kind) {
   Equation<Kind> equation(distances, kind);
   const double pivot = distances.distance.pivot;
   const double e = 1 / kind.exponent;
   const bool power = e != 1 && Kind::zero == 0 && kind.second() == 0;
   const double scale = larger(k, 1.0) * kind.prime(pivot - lam * hi);
-  // For p > 2 a response is as steep as it likes near 0: there every digit of delta counts.
-  const double unit = Kind::zero == 0 && kind.exponent < 1 ? 0 : hi - lo;
-  double delta = start, width = hi - lo, best = start, residual = kInfinity, moved = 0, last_slope = 0;
+  double delta = start, width = hi - lo, best = lo, residual = kInfinity, moved = 0, last_slope = 0;
   // The bracket halves at least every four steps: enough of them to reach any double, so that the loop
   // always ends by one of the rules inside it.
   for (int iteration = 0; iteration < 4 * 1200; ++iteration) {
@@ -155,9 +161,13 @@ SPARSETOPK_LOOP double solve_delta(const Distances& distances, double k, double 
     const double value = sums.mass - left * kind.prime(v);
     if (value <= 0) lo = delta;
     if (value >= 0) hi = delta;
-    if (::fabs(value) < residual) best = delta, residual = ::fabs(value);
+    // In magnitude, where nothing is left of k for a block, v is too low by as much as the next entry is away, however
+    // small the mass is, and the residual with it. (For p = 2 no mass is small unless v is as close, or it is 0 but
+    // for rounding.)
+    const bool tells = !Kind::kMagnitude || Kind::kCheap || left > 0 || sums.mass == 0;
+    if (tells && ::fabs(value) < residual) best = delta, residual = ::fabs(value);
     const double rounding = Limits<double>::epsilon * larger(::fabs(delta), unit);
-    const double middle = lo + (hi - lo) / 2;
+    const double middle = half_way<Kind>(pivot, lam, lo, hi);
     if (residual <= 1e-15 * scale || hi - lo <= 4 * rounding || middle <= lo || middle >= hi) break;
     double step = value / (sums.slope + lam * kind.second() * left);
     if (power && sums.mass > 0 && left > 0)  // on mass^(p-1): linear in delta for one entry
@@ -167,7 +177,7 @@ SPARSETOPK_LOOP double solve_delta(const Distances& distances, double k, double 
     const double newton = delta - step;
     bool use_newton = newton > lo && newton < hi;
     const bool straight = ::fabs(step) * ::fabs(sums.slope - last_slope) < moved * sums.slope / 2;
-    if (use_newton && straight && ::fabs(value) <= tolerance * scale) return newton;
+    if (use_newton && straight && tells && ::fabs(value) <= tolerance * scale) return newton;
     if (iteration % 4 == 3) {
       use_newton = use_newton && hi - lo <= width / 2;
       width = hi - lo;
@@ -202,6 +212,7 @@ struct Row {
   void gather_blocks(const Blocks& blocks, const Window<T>& undecided, T lo, T hi, Open<X>& open) const;
   void gather_by_digits(Bracket<T>& bracket, Open<X>& open, const X* source, std::size_t size) const;
   void gather_otherwise(Bracket<T>& bracket, Open<X>& open, const Moments<T>& row) const;
+  double small_threshold(const Open<X>& open, double left, double least, double small, double tolerance) const;
   State find(Bracket<T>& bracket, Open<X>& open) const;
 };
 
@@ -295,6 +306,22 @@ void Row<X, Kind>::gather_by_digits(Bracket<T>& bracket, Open<X>& open, const X*
   gather(bracket, open);
 }
 
+// Magnitude: v from ``least`` to ``small``, which is returned if v is not below it.
+//
+// With a large lam, or p near 1, v is tiny beside the entries, and pivot - lam delta would lose its digits. Measured
+// from the least that it can be, v keeps them.
+template <class X, class Kind>
+double Row<X, Kind>::small_threshold(const Open<X>& open, double left, double least, double small,
+                                     double tolerance) const {
+  if (least < 1e-250) return least;  // so small that nothing depends on it
+  const Distances distances{open.entries, open.size, Distance(least, 0, lam), fill_distances<kAbsolute, X>};
+  const double lo = (least - small) / lam;
+  // By as little as ``least`` itself is rounded, v may be below.
+  const double hi = 16 * Limits<double>::epsilon * (1 + kind.exponent) * least / lam;
+  const double delta = solve_delta(distances, left, lam, lo, hi, lo, least / lam, tolerance, kind);
+  return delta > lo ? least - lam * delta : small;
+}
+
 // The threshold, given a bracket that holds.
 template <class X, class Kind>
 State Row<X, Kind>::find(Bracket<T>& bracket, Open<X>& open) const {
@@ -309,21 +336,33 @@ State Row<X, Kind>::find(Bracket<T>& bracket, Open<X>& open) const {
   const Distance distance(pivot, 0, lam);
   const double boundary = double(bracket.exact ? bracket.hi : bracket.lo);  // x_[above], or not over it
   const double lo = Kind::zero;
-  double hi = kind.alone(boundary, lam) - distance(boundary);
+  const double alone = kind.alone(boundary, lam);
+  double hi = alone - distance(boundary);
   if (Kind::kFloor) hi = smaller(hi, -distance(0));
   if (!(hi > lo)) return {pivot, lo};  // the gap is too wide to pool anything: the hard answer
   if constexpr (!Kind::kAbsolute)
     // Only ties are undecided: they share equally.
     if (bracket.exact && bracket.lo == bracket.hi && bracket.inside() == open.size)
       return {pivot, kind.inverse((k - double(open.whole)) / double(open.size))};
-  double start = Kind::kFloor ? hi : lo + (hi - lo) / 2;
   const Distances distances{open.entries, open.size, distance, fill_distances<kAbsolute, X>};
   // In float32 an error of 1e-7 before the last step leaves none that could be seen.
   const double tolerance = sizeof(T) == sizeof(float) ? 1e-7 : 0;
   const double left = k - double(open.whole);
+  if constexpr (Kind::kMagnitude) {
+    const double least = kind.at(alone).value, small = pivot / 64;
+    if (least < small) {
+      const double v = small_threshold(open, left, least, small, tolerance);
+      if (v < small) return {v, 0};
+      hi = smaller(hi, (pivot - small) / lam);
+    }
+  }
+  double start = Kind::kFloor ? hi : lo + (hi - lo) / 2;
+  // For p > 2 a response is as steep as it likes near 0: there every digit of delta counts.
+  const double unit = Kind::zero == 0 && kind.exponent < 1 ? 0 : hi - lo;
   // The two-sided mask for p = 2 is next to free, and on so symmetric a response next to the answer.
-  if (Kind::zero == -1 && !Kind::kCheap) start = solve_delta(distances, left, lam, lo, hi, start, 1e-3, TwoSided<1>{});
-  const double delta = solve_delta(distances, left, lam, lo, hi, start, tolerance, kind);
+  if (Kind::zero == -1 && !Kind::kCheap)
+    start = solve_delta(distances, left, lam, lo, hi, start, unit, 1e-3, TwoSided<1>{});
+  const double delta = solve_delta(distances, left, lam, lo, hi, start, unit, tolerance, kind);
   // A threshold at 0 can go no lower: the signed mask then takes fewer than k.
   if (Kind::kFloor && delta >= -distance(0)) return {0, 0};
   return {pivot, delta};
