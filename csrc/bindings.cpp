@@ -53,6 +53,8 @@ PyObject* simd_level(PyObject*, PyObject*) {
   return PyUnicode_FromString(sparsetopk::simd_name(sparsetopk::simd_level()));
 }
 
+PyObject* entries_read(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(sparsetopk::entries_read()); }
+
 // The arguments that forward and backward have in common.
 struct Arguments {
   int op, debias, dtype;
@@ -387,6 +389,8 @@ PyObject* xla_handlers(PyObject*, PyObject*) {
 PyMethodDef methods[] = {
     {"simd_level", translated<simd_level>, METH_NOARGS,
      "The vector instruction set that the kernels use: 'baseline', 'avx2' or 'avx512'."},
+    {"entries_read", translated<entries_read>, METH_NOARGS,
+     "How many entries were read to find the boundaries of rows since the last call of this; see csrc/problem.hpp."},
     {"threshold_forward", translated<threshold_forward>, METH_VARARGS,
      "threshold_forward(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, "
      "y, threads): writes y and state; see csrc/problem.hpp."},

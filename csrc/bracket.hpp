@@ -4,12 +4,15 @@
 // As in Floyd-Rivest selection an interval is guessed (from mean and deviation, or from a sample), one
 // pass over the row checks it by counting and copies what is undecided, and the copy is cut down
 // further until the interval is no wider than what the relaxation pools anyway. Wrong guesses cost a
-// pass, never the answer.
+// pass, never the answer; and where guesses do not help, the boundary is found digit by digit, so that no
+// row takes more than a few passes (threshold.hpp counts them).
 #pragma once
 
 #include <cmath>
 
+#include "digits.hpp"
 #include "kinds.hpp"
+#include "sample.hpp"
 
 namespace sparsetopk {
 namespace SPARSETOPK_LEVEL {
@@ -17,6 +20,8 @@ namespace SPARSETOPK_LEVEL {
 constexpr std::size_t kShort = 8192;  // rows up to this length are guessed from mean and deviation
 constexpr std::size_t kSample = 4096;
 constexpr std::size_t kFew = 64;  // among so few, order statistics are found by comparing all pairs
+constexpr std::size_t kProbes = 64;
+constexpr int kDigit = 13, kShortDigit = 11;  // bits; 5 or 6 digits make a double, 3 a float
 
 // lo <= x_[below] <= x_[above] <= hi, where above = ceil k and below = floor k + 1 count from the
 // largest, with the number of keys over hi and that of keys from lo on.
@@ -25,10 +30,15 @@ struct Bracket {
   T lo, hi;
   std::size_t above, below;
   std::size_t over_hi = 0, from_lo = 0;
-  bool exact = false;  // lo = x_[below] and hi = x_[above]
+  bool exact = false;   // lo = x_[below] and hi = x_[above]
+  bool counted = true;  // and the two numbers are those of these
+  std::size_t& read;    // counts entries that are read to find it: of the row, and of copies
 
-  Bracket(double k, T lo_, T hi_)
-      : lo(lo_), hi(hi_), above(std::size_t(::ceil(k))), below(std::size_t(k) + 1) {}
+  Bracket(double k, T lo_, T hi_, std::size_t& read_)
+      : lo(lo_), hi(hi_), above(std::size_t(::ceil(k))), below(std::size_t(k) + 1), read(read_) {}
+  bool holds() const { return over_hi < above && from_lo >= below; }
+  std::size_t inside() const { return from_lo - over_hi; }
+  void take(std::size_t over_hi_, std::size_t from_lo_) { over_hi = over_hi_, from_lo = from_lo_, counted = true; }
 };
 
 // The z above which n normal numbers have their k largest (folded: the k largest in magnitude), and how far
@@ -131,20 +141,30 @@ SPARSETOPK_LOOP Scan<Wide<X>> scan(const X* x, std::size_t n) {
   return result;
 }
 
+// The ends of what is undecided while the boundary is anywhere in the bracket: no entry below ``from``
+// can be selected, and every one above ``to`` is selected whole.
+template <class T>
+struct Window {
+  T from, to;
+};
+
 // The undecided entries of a row, copied in order, and the number of keys above them.
 template <class X>
 struct Open {
+  using T = Wide<X>;
   X* entries = nullptr;
   std::size_t size = 0, whole = 0;
-  bool invalid = false;  // a NaN; or an infinity, for |x|
+  std::size_t over_hi = 0, from_lo = 0;  // of the copy, how many keys are greater than hi, and how many at least lo
+  bool invalid = false;                  // a NaN; or an infinity, for |x|
 
-  // Keep what lies in [from, to] of the n entries of ``source``, which may be the copy itself, and count
-  // what lies above.
+  // Keep what lies in the window of the n entries of ``source``, which may be the copy itself, count what lies
+  // above, and (unless that can wait) what is where in the bracket, while it is in the first cache.
   template <bool kAbsolute>
-  SPARSETOPK_LOOP void gather(const X* source, std::size_t n, Wide<X> from, Wide<X> to) {
-    using T = Wide<X>;
+  SPARSETOPK_LOOP void gather(const X* source, std::size_t n, const Window<T>& window, T lo, T hi, bool counts = true) {
     constexpr T limit = T(Limits<T>::largest);
+    const T from = window.from, to = window.to;
     std::size_t kept = 0;
+    over_hi = from_lo = 0;
     for_tiles<kAbsolute>(source, n, [&](const T* keys, std::size_t i, std::size_t length) {
       std::uint32_t positions[kTile + 16];
       std::uint32_t over = 0, bad = 0;
@@ -157,32 +177,31 @@ struct Open {
         std::memmove(entries + kept, source + i, length * sizeof(X));
       else
         for (std::size_t j = 0; j < count; ++j) entries[kept + j] = source[i + positions[j]];
+      if (counts) add<kAbsolute>(entries + kept, count, lo, hi);
       kept += count, whole += over, invalid |= bad != 0;
     });
     size = kept;
   }
 
-  // How many keys are greater than hi, and how many at least lo.
+  // Count where in the bracket ``length`` entries lie.
   template <bool kAbsolute>
-  SPARSETOPK_LOOP void count(Wide<X> lo, Wide<X> hi, std::size_t& over_hi, std::size_t& from_lo) const {
-    over_hi = from_lo = whole;
-    for_tiles<kAbsolute>(static_cast<const X*>(entries), size,
-                         [&](const Wide<X>* keys, std::size_t, std::size_t length) {
-                           std::uint32_t over = 0, from = 0;
-                           for (std::size_t j = 0; j < length; ++j) {
-                             over += keys[j] > hi;
-                             from += keys[j] >= lo;
-                           }
-                           over_hi += over, from_lo += from;
-                         });
+  void add(const X* some, std::size_t length, T lo, T hi) {
+    for_tiles<kAbsolute>(some, length, [&](const T* keys, std::size_t, std::size_t tile) {
+      std::uint32_t over = 0, from = 0;
+      for (std::size_t j = 0; j < tile; ++j) {
+        over += keys[j] > hi;
+        from += keys[j] >= lo;
+      }
+      over_hi += over, from_lo += from;
+    });
   }
-};
 
-// The ends of what is undecided while the boundary is anywhere in the bracket: no entry below ``from``
-// can be selected, and every one above ``to`` is selected whole.
-template <class T>
-struct Window {
-  T from, to;
+  // The same for the whole copy.
+  template <bool kAbsolute>
+  SPARSETOPK_LOOP void count(T lo, T hi) {
+    over_hi = from_lo = 0;
+    add<kAbsolute>(entries, size, lo, hi);
+  }
 };
 
 // A little outwards, so that rounding a bound never excludes an entry.
@@ -261,56 +280,143 @@ SPARSETOPK_LOOP void settle(Bracket<Wide<X>>& bracket, const Open<X>& open) {
       lower[i] = smaller(lower[i], value);
     }
   }
-  bracket.hi = least(upper), bracket.lo = least(lower), bracket.exact = true;
+  bracket.hi = least(upper), bracket.lo = least(lower), bracket.exact = true, bracket.counted = false;
 }
 
-// A key inside the bracket, about where the boundary is: that of a few spread over the copy.
+// A key inside the bracket, about where the boundary is: that of a few in the copy. False if none of them is inside.
 template <bool kAbsolute, class X>
-SPARSETOPK_LOOP Wide<X> probe(const Bracket<Wide<X>>& bracket, const Open<X>& open) {
+SPARSETOPK_LOOP bool probe(const Bracket<Wide<X>>& bracket, const Open<X>& open, Wide<X>& found) {
   using T = Wide<X>;
-  constexpr std::size_t kMost = 63;
-  const std::size_t probes = open.size < 1024 ? 15 : kMost;
-  T sample[kMost + 1];
-  std::size_t taken = 0, stride = larger(open.size / probes, std::size_t(1));
-  for (; taken == 0; stride = 1)  // there is one inside: sooner or later it is looked at
-    for (std::size_t i = 0; i < open.size && taken <= probes; i += stride) {
-      const T value = key<kAbsolute>(open.entries[i]);
-      if (value >= bracket.lo && value <= bracket.hi) sample[taken++] = value;
-    }
-  const double inside = double(bracket.from_lo - bracket.over_hi);
-  const double share = (double(bracket.above - bracket.over_hi) - 0.5) / inside;
-  return select(sample, taken, smaller(std::size_t(share * double(taken)), taken - 1));
+  const std::size_t probes = open.size < 1024 ? 16 : kProbes;
+  T sample[kProbes];
+  std::size_t taken = 0;
+  Positions positions(open.entries, open.size, probes);
+  for (std::size_t i = 0; i < probes; ++i) {
+    const T value = key<kAbsolute>(open.entries[positions.next()]);
+    if (value >= bracket.lo && value <= bracket.hi) sample[taken++] = value;
+  }
+  if (taken == 0) return false;
+  const double share = (double(bracket.above - bracket.over_hi) - 0.5) / double(bracket.inside());
+  found = select(sample, taken, smaller(std::size_t(share * double(taken)), taken - 1));
+  return true;
 }
 
-// Cut the bracket at keys inside it until it is exact, or no wider than what is pooled in any case.
-template <class X, class Kind>
-void tighten(Bracket<Wide<X>>& bracket, Open<X>& open, double lam, const Kind& kind) {
-  constexpr bool kAbsolute = Kind::kAbsolute;
+// The boundary lies between two keys, one on either side of the cut: the smallest from there on and the largest
+// below it.
+template <bool kAbsolute, class X>
+SPARSETOPK_LOOP void split(Bracket<Wide<X>>& bracket, const X* entries, std::size_t n, Wide<X> cut) {
   using T = Wide<X>;
+  T above = bracket.hi, below = bracket.lo;
+  for (std::size_t i = 0; i < n; ++i) {
+    const T value = key<kAbsolute>(entries[i]);
+    if (value >= cut && value < above) above = value;
+    if (value < cut && value > below) below = value;
+  }
+  bracket.hi = above, bracket.lo = below, bracket.exact = true, bracket.counted = false;
+  bracket.read += n;
+}
+
+// Cut the bracket at a key, by counting.
+template <bool kAbsolute, class X>
+void cut_at(Bracket<Wide<X>>& bracket, Open<X>& open, Wide<X> cut) {
+  open.template count<kAbsolute>(cut, cut);
+  bracket.read += open.size;
+  const std::size_t greater = open.whole + open.over_hi, at_least = open.whole + open.from_lo;
+  if (greater >= bracket.below) {
+    bracket.lo = next_up(cut), bracket.from_lo = greater;
+  } else if (at_least < bracket.above) {
+    bracket.hi = -next_up(-cut), bracket.over_hi = at_least;
+  } else if (greater < bracket.above && at_least >= bracket.below) {
+    bracket.lo = bracket.hi = cut, bracket.exact = true;
+  } else {  // the cut is one of the two
+    split<kAbsolute>(bracket, open.entries, open.size, at_least >= bracket.below ? next_up(cut) : cut);
+  }
+}
+
+// Cut the bracket at keys inside it until it is exact, or no wider than what is pooled in any case. False if it is
+// not so far after reading as many entries as are allowed; two more looks at the copy are for a boundary that is found.
+template <class X, class Kind>
+bool tighten(Bracket<Wide<X>>& bracket, Open<X>& open, double lam, const Kind& kind, std::size_t allowed) {
+  constexpr bool kAbsolute = Kind::kAbsolute;
+  const std::size_t most = bracket.read + allowed;
   bracket.exact |= bracket.lo == bracket.hi;
-  while (!bracket.exact) {
-    if (pools(bracket, lam, kind)) return;
-    if (bracket.from_lo - bracket.over_hi <= kFew) return settle<kAbsolute>(bracket, open);
-    const T cut = probe<kAbsolute>(bracket, open);
-    std::size_t greater, at_least;
-    open.template count<kAbsolute>(cut, cut, greater, at_least);
-    if (greater >= bracket.below) {
-      bracket.lo = next_up(cut), bracket.from_lo = greater;
-    } else if (at_least < bracket.above) {
-      bracket.hi = -next_up(-cut), bracket.over_hi = at_least;
-    } else if (greater < bracket.above && at_least >= bracket.below) {
-      bracket.lo = bracket.hi = cut, bracket.exact = true;
-    } else {  // the cut is one of the two; the other is the key next to it
-      const bool is_lower = at_least >= bracket.below;
-      T next = is_lower ? bracket.hi : bracket.lo;
-      for (std::size_t i = 0; i < open.size; ++i) {
-        const T value = key<kAbsolute>(open.entries[i]);
-        if (is_lower ? value > cut && value < next : value < cut && value > next) next = value;
-      }
-      bracket.hi = is_lower ? next : cut, bracket.lo = is_lower ? cut : next, bracket.exact = true;
+  while (!bracket.exact && !pools(bracket, lam, kind)) {
+    if (bracket.inside() <= kFew) {
+      bracket.read += open.size;
+      settle<kAbsolute>(bracket, open);
+      return true;
     }
-    const Window<T> narrower = window(bracket, lam, kind);
-    open.template gather<kAbsolute>(open.entries, open.size, narrower.from, narrower.to);
+    Wide<X> cut;
+    bracket.read += kSeeds + kProbes;
+    if (bracket.read + open.size > most || !probe<kAbsolute>(bracket, open, cut)) return false;
+    cut_at<kAbsolute>(bracket, open, cut);
+    if (!bracket.exact && bracket.read + open.size > most) return false;
+    bracket.read += open.size;
+    open.template gather<kAbsolute>(open.entries, open.size, window(bracket, lam, kind), bracket.lo, bracket.hi);
+    bracket.take(open.whole + open.over_hi, open.whole + open.from_lo);
+  }
+  return true;
+}
+
+// The least number that is not before another in order, and the largest that is not after it. They differ from it
+// next to 0 alone: no key is ordered where -0 would be, nor where numbers count as 0.
+template <class T>
+T least_from_ordered(Ordered<T> number) {
+  const T value = from_ordered<T>(number);
+  return value == 0 && number > kOrderedZero<T> ? next_up(T(0)) : value;
+}
+template <class T>
+T most_to_ordered(Ordered<T> number) {
+  const T value = from_ordered<T>(number);
+  return value == 0 && number < kOrderedZero<T> ? -next_up(T(0)) : value;
+}
+
+// Narrow the bracket to the numbers that share one more digit of ``bits`` bits with the boundary, given all entries
+// that are in it; or to the two keys that the boundary lies between, if they differ in this digit.
+template <bool kAbsolute, class X>
+SPARSETOPK_LOOP void cut_by_digit(Bracket<Wide<X>>& bracket, const X* entries, std::size_t n, int bits) {
+  using T = Wide<X>;
+  const Ordered<T> first = ordered(bracket.lo), last = ordered(bracket.hi);
+  const int shift = larger(bit_width(last - first) - bits, 0);
+  std::size_t counts[std::size_t(1) << kDigit], j = std::size_t((last - first) >> shift), over = bracket.over_hi;
+  std::memset(counts, 0, (j + 1) * sizeof(counts[0]));
+  count_buckets<kAbsolute, T>(entries, n, first, last, shift, counts);
+  bracket.read += n;
+  for (; j > 0 && over + counts[j] < bracket.above; --j) over += counts[j];
+  const Ordered<T> start = first + (Ordered<T>(j) << shift), rest = (Ordered<T>(1) << shift) - 1;
+  const bool both = over + counts[j] >= bracket.below;
+  if (!both && shift > 0) return split<kAbsolute>(bracket, entries, n, least_from_ordered<T>(start));
+  bracket.hi = last - start < rest ? bracket.hi : most_to_ordered<T>(start + rest);
+  bracket.lo = least_from_ordered<T>(start);
+  bracket.take(over, over + counts[j]);
+  bracket.exact = !(bracket.lo < bracket.hi);
+  if (both) return;
+  while (j > 0 && counts[--j] == 0) {  // every bucket is one number, and this is the next one that there is
+  }
+  bracket.lo = from_ordered<T>(first + Ordered<T>(j));
+}
+
+// The same as ``tighten``, whatever the n entries are, as long as all that lie in the bracket are among them. With d
+// digits to a key it reads d n entries at most, and kFew: a digit costs one pass; a copy of a quarter of the entries or
+// less is made where two or more digits are left, and costs one more, but saves three quarters of each of these. For
+// the last digit of few entries a copy takes the place of the pass. Two keys that the boundary lies between are found
+// by one more pass too, unless the last digit tells them apart, and then no digit is left. The copy is of what is in
+// the bracket, without what is undecided around it.
+template <class X, class Kind>
+void tighten_by_digits(Bracket<Wide<X>>& bracket, Open<X>& open, const X* source, std::size_t n, double lam,
+                       const Kind& kind, int bits) {
+  constexpr bool kAbsolute = Kind::kAbsolute;
+  while (!bracket.exact && !pools(bracket, lam, kind)) {
+    cut_by_digit<kAbsolute>(bracket, source, n, bits);
+    const bool last = bit_width(ordered(bracket.hi) - ordered(bracket.lo)) <= bits;
+    if (bracket.exact || (last && bracket.inside() > kFew) || bracket.inside() > n / 4) continue;
+    open.template gather<kAbsolute>(source, n, {bracket.lo, bracket.hi}, bracket.lo, bracket.hi);
+    bracket.read += n;
+    source = open.entries, n = open.size;
+    if (n > 0 && n <= kFew) {
+      bracket.read += n;
+      return settle<kAbsolute>(bracket, open);
+    }
   }
 }
 

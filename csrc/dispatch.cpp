@@ -1,5 +1,6 @@
 // Rows are shared between threads, every call goes to the level that the CPU supports, and large outputs
 // to large pages.
+#include <atomic>
 #include <cstdint>
 
 #include "cpu.hpp"
@@ -76,9 +77,14 @@ void for_rows(const Problem& problem, Run run) {
       &call);
 }
 
+std::atomic<std::uint64_t> read_so_far{0};
+
 }  // namespace
 
 const Kernels kernels = choose();
+
+void add_entries_read(std::size_t count) { read_so_far.fetch_add(count, std::memory_order_relaxed); }
+std::uint64_t entries_read() { return read_so_far.exchange(0, std::memory_order_relaxed); }
 
 void forward(const Problem& problem, void* y) {
   prefer_large_pages(problem, y);

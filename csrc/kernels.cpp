@@ -66,12 +66,14 @@ void forward(const Problem& problem, std::size_t begin, std::size_t end, void* y
     using Kind = typename std::decay<decltype(kind)>::type;
     const Rows<X, Kind> rows{problem, kind};
     NormalGuess normal{Kind::kAbsolute};
+    std::size_t read = 0;
     for (std::size_t i = begin; i < end; ++i) {
       const Row<X, Kind> row = rows[i];
       X* out = static_cast<X*>(y) + i * problem.n;
-      problem.state[i] = row.solve(out, normal);
+      problem.state[i] = row.solve(out, normal, read);
       forward_row(row, problem.state[i], out);
     }
+    add_entries_read(read);
   });
 }
 

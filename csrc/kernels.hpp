@@ -42,6 +42,9 @@ struct Kernels {
   decltype(&baseline::cotangents) cotangents;
 };
 
+// Told by the kernels; see entries_read in problem.hpp.
+void add_entries_read(std::size_t count);
+
 // Those for the level that the CPU supports.
 extern const Kernels kernels;
 

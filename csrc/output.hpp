@@ -28,9 +28,19 @@ struct Curve {
         k(k_),
         lam(lam_),
         v(state.pivot - lam * state.delta),
-        top(kind.top(v) > 0 ? kind.top(v) : next_up(0 * v)),  // an entry at 0 is never selected whole
+        top(whole_from(state)),
         debias(debias_),
         pinned(Kind::kFloor && state.pivot == 0 && state.delta == 0) {}
+
+  // The t from which on an entry is selected whole; one at 0 never is. In magnitude what is over v by rounding alone
+  // stays in the block, which so is never left without a share of k.
+  double whole_from(State state) const {
+    if (!kMagnitude) return kind.top(v);
+    const double rounding = 16 * Limits<double>::epsilon;
+    const double level = v + rounding * (::fabs(state.pivot) + lam * ::fabs(state.delta));
+    const double from = kind.top(level) * (1 + rounding);
+    return from > 0 ? from : next_up(0 * v);
+  }
 
   // Entries of the block have bottom < t < top. Pinned at 0, those at 0 are among them.
   double bottom() const { return pinned ? -1 : Kind::zero; }
@@ -77,7 +87,7 @@ struct Solved : Curve<Kind> {
   Solved(const Row<X, Kind>& row, State state)
       : Curve<Kind>(row.kind, state, row.k, row.lam, row.debias) {
     const double low = this->v + this->lam * Kind::zero, high = this->v + this->lam * this->top;
-    const double slack = 4 * Limits<T>::epsilon * (::fabs(state.pivot) + ::fabs(this->v));
+    const double slack = 4 * Limits<T>::epsilon * (::fabs(state.pivot) + ::fabs(this->v) + ::fabs(high));
     constexpr double limit = Limits<T>::largest;
     from = step_down(T(smaller(larger(low - slack, -limit), limit)));
     to = step_up(T(smaller(larger(high + slack, -limit), limit)));
@@ -315,7 +325,10 @@ struct Block {
     const double left = Kind::kMagnitude ? row.k - sums.whole : is_whole ? ::round(sums.whole) : sums.whole;
     const double curvature = row.kind.second() * left;
     const double total = sums.rho + row.lam * curvature;
-    if (total > 0 && !row.pinned) {
+    // In magnitude a block that nothing is left for is one by rounding alone, and v does not move with it.
+    const bool moves = !Kind::kMagnitude || left > 0;
+    single &= moves;
+    if (total > 0 && !row.pinned && moves) {
       mean = (sums.rho_g + row.lam * debias * sums.g) / total;
       alone = curvature * (sums.rho + row.lam * debias) / total;
     }

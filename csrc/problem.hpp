@@ -60,4 +60,8 @@ void backward(const Problem& problem, const void* g, void* dx, double* dk, doubl
 // row does not count.
 void loss(const Problem& problem, const Targets& targets, void* y, double* value);
 
+// How many entries all calls have read to find the boundaries of rows, since the last time that it was asked: of the
+// rows and of copies, but neither those that Newton's method reads nor those that y is made of.
+std::uint64_t entries_read();
+
 }  // namespace sparsetopk

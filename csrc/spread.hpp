@@ -54,9 +54,11 @@ struct Kept {
 
 // Keeps what is undecided beside, and writes what is decided: 0, or x. False if there is too little room.
 template <class X>
-bool gather_beside(const Piece& piece, bool is_long, Open<X>& open, Wide<X> from, Wide<X> to) {
+bool gather_beside(const Piece& piece, bool is_long, Open<X>& open, const Window<Wide<X>>& window, Wide<X> lo,
+                   Wide<X> hi) {
   using T = Wide<X>;
   constexpr T limit = T(Limits<T>::largest);
+  const T from = window.from, to = window.to;
   const X* x = static_cast<const X*>(piece.x);
   X* out = static_cast<X*>(piece.out);
   const Kept<X> kept(piece);
@@ -82,6 +84,7 @@ bool gather_beside(const Piece& piece, bool is_long, Open<X>& open, Wide<X> from
       kept.entries[open.size + j] = x[i + positions[j]];
       kept.positions[open.size + j] = std::uint16_t(i + positions[j]);
     }
+    open.template add<true>(kept.entries + open.size, count, lo, hi);
     open.size += count, open.whole += over, open.invalid |= bad != 0;
     if (is_long)
       stream(out + i, y, length * sizeof(X));
@@ -95,19 +98,19 @@ bool gather_beside(const Piece& piece, bool is_long, Open<X>& open, Wide<X> from
 template <class X>
 Counts gather_piece(Piece& piece, const Bounds& bounds) {
   using T = Wide<X>;
-  const T from = least_from<T>(bounds.from), to = most_to<T>(bounds.to);
+  const Window<T> window{least_from<T>(bounds.from), most_to<T>(bounds.to)};
+  const T lo = least_from<T>(bounds.lo), hi = most_to<T>(bounds.hi);
   Open<X> open;
   piece.beside = piece.room != nullptr;
   open.entries = Kept<X>(piece).entries;
-  if (piece.beside && !gather_beside(piece, bounds.is_long, open, from, to)) piece.beside = 0, open = Open<X>{};
+  if (piece.beside && !gather_beside(piece, bounds.is_long, open, window, lo, hi)) piece.beside = 0, open = Open<X>{};
   if (!piece.beside) {
     open.entries = static_cast<X*>(piece.out);
-    open.template gather<true>(static_cast<const X*>(piece.x), std::size_t(piece.n), from, to);
+    open.template gather<true>(static_cast<const X*>(piece.x), std::size_t(piece.n), window, lo, hi);
   }
   piece.kept = std::int64_t(open.size);
-  std::size_t over_hi, from_lo;
-  open.template count<true>(least_from<T>(bounds.lo), most_to<T>(bounds.hi), over_hi, from_lo);
-  return {std::int64_t(open.whole), std::int64_t(over_hi), std::int64_t(from_lo), open.invalid};
+  return {std::int64_t(open.whole), std::int64_t(open.whole + open.over_hi), std::int64_t(open.whole + open.from_lo),
+          open.invalid};
 }
 
 template <class X>
@@ -121,10 +124,8 @@ std::int64_t ties_piece(const Piece& piece, double size) {
 template <class X>
 void histogram_piece(const Piece& piece, std::uint64_t first, std::uint64_t last, int shift, std::int64_t* counts) {
   const Kept<X> kept(piece);
-  for (std::size_t i = 0; i < kept.size; ++i) {
-    const std::uint64_t bits = bit_cast<std::uint64_t>(double(key<true>(kept.entries[i])));
-    if (bits >= first && bits <= last) ++counts[(bits - first) >> shift];
-  }
+  constexpr std::uint64_t zero = kOrderedZero<double>;
+  count_buckets<true, double>(static_cast<const X*>(kept.entries), kept.size, first | zero, last | zero, shift, counts);
 }
 
 template <class X>

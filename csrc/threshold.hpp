@@ -1,5 +1,12 @@
 // One row of a top-k operator: its threshold v with sum_i min(S((a_i - v)/lam), phi'(v)) = k phi'(v),
 // found in a few passes without a sort. Nothing is allocated: the caller lends a buffer of the row's length.
+//
+// To find the boundary, and the entries that Newton's method is left with, no row of n > kShort entries is read more
+// than 8 times: at most 8 n + 3 kSample entries are read, of the row and of copies. Either the guess holds, and these
+// are a sample, one pass to check it, n + kSample at most to tighten it, 5 n for the digits of a double if that does not
+// do, and one pass to copy what is undecided; or it does not hold, and then a scan takes the place of the tightening. A short
+// row has three passes more at most, and 2 kSample entries: for its moments, for a second guess, and for digits that are shorter, as tables that
+// are longer than the row would be slower than passes over it.
 #pragma once
 
 #include <cmath>
@@ -124,21 +131,27 @@ class Equation {
   double t_[kTile + kLanes];
 };
 
+// Between lo and hi; between the thresholds that they stand for, if these are magnitudes that are scales apart.
+template <class Kind>
+double half_way(double pivot, double lam, double lo, double hi) {
+  const double most = pivot - lam * lo, least = pivot - lam * hi;
+  if (Kind::kMagnitude && least > 0 && most > 16 * least) return (pivot - ::sqrt(most) * ::sqrt(least)) / lam;
+  return lo + (hi - lo) / 2;
+}
+
 // The root delta in [lo, hi] by Newton's method kept inside the bracket, as increasing_root does in
 // NumPy: a step that leaves it, or three that do not halve it, give way to bisection; done when the
 // residual is met or the bracket is a few roundings wide, of delta or of ``unit`` if that is larger. From
 // a residual of ``tolerance`` on, one more step is enough, provided that the slope hardly changes over it.
 template <class Kind>
 SPARSETOPK_LOOP double solve_delta(const Distances& distances, double k, double lam, double lo, double hi,
-                                   double start, double tolerance, const Kind& kind) {
+                                   double start, double unit, double tolerance, const Kind& kind) {
   Equation<Kind> equation(distances, kind);
   const double pivot = distances.distance.pivot;
   const double e = 1 / kind.exponent;
   const bool power = e != 1 && Kind::zero == 0 && kind.second() == 0;
   const double scale = larger(k, 1.0) * kind.prime(pivot - lam * hi);
-  // For p > 2 a response is as steep as it likes near 0: there every digit of delta counts.
-  const double unit = Kind::zero == 0 && kind.exponent < 1 ? 0 : hi - lo;
-  double delta = start, width = hi - lo, best = start, residual = kInfinity, moved = 0, last_slope = 0;
+  double delta = start, width = hi - lo, best = lo, residual = kInfinity, moved = 0, last_slope = 0;
   // The bracket halves at least every four steps: enough of them to reach any double, so that the loop
   // always ends by one of the rules inside it.
   for (int iteration = 0; iteration < 4 * 1200; ++iteration) {
@@ -148,9 +161,13 @@ SPARSETOPK_LOOP double solve_delta(const Distances& distances, double k, double 
     const double value = sums.mass - left * kind.prime(v);
     if (value <= 0) lo = delta;
     if (value >= 0) hi = delta;
-    if (::fabs(value) < residual) best = delta, residual = ::fabs(value);
+    // In magnitude, where nothing is left of k for a block, v is too low by as much as the next entry is away, however
+    // small the mass is, and the residual with it. (For p = 2 no mass is small unless v is as close, or it is 0 but
+    // for rounding.)
+    const bool tells = !Kind::kMagnitude || Kind::kCheap || left > 0 || sums.mass == 0;
+    if (tells && ::fabs(value) < residual) best = delta, residual = ::fabs(value);
     const double rounding = Limits<double>::epsilon * larger(::fabs(delta), unit);
-    const double middle = lo + (hi - lo) / 2;
+    const double middle = half_way<Kind>(pivot, lam, lo, hi);
     if (residual <= 1e-15 * scale || hi - lo <= 4 * rounding || middle <= lo || middle >= hi) break;
     double step = value / (sums.slope + lam * kind.second() * left);
     if (power && sums.mass > 0 && left > 0)  // on mass^(p-1): linear in delta for one entry
@@ -160,7 +177,7 @@ SPARSETOPK_LOOP double solve_delta(const Distances& distances, double k, double 
     const double newton = delta - step;
     bool use_newton = newton > lo && newton < hi;
     const bool straight = ::fabs(step) * ::fabs(sums.slope - last_slope) < moved * sums.slope / 2;
-    if (use_newton && straight && ::fabs(value) <= tolerance * scale) return newton;
+    if (use_newton && straight && tells && ::fabs(value) <= tolerance * scale) return newton;
     if (iteration % 4 == 3) {
       use_newton = use_newton && hi - lo <= width / 2;
       width = hi - lo;
@@ -182,7 +199,8 @@ struct Row {
   bool debias;
   std::size_t threads;
 
-  State solve(X* buffer, NormalGuess& normal) const;
+  // Adds to ``read`` how many entries the search for the boundary has read.
+  State solve(X* buffer, NormalGuess& normal, std::size_t& read) const;
 
  private:
   static constexpr bool kAbsolute = Kind::kAbsolute;
@@ -191,13 +209,17 @@ struct Row {
   bool guess_from_sample(Bracket<T>& bracket) const;
   bool gather(Bracket<T>& bracket, Open<X>& open) const;
   bool settles(Bracket<T>& bracket, const Open<X>& open) const;
-  void gather_blocks(const Blocks& blocks, const Window<T>& undecided, Open<X>& open) const;
+  void gather_blocks(const Blocks& blocks, const Window<T>& undecided, T lo, T hi, Open<X>& open) const;
+  void gather_by_digits(Bracket<T>& bracket, Open<X>& open, const X* source, std::size_t size) const;
+  void gather_otherwise(Bracket<T>& bracket, Open<X>& open, const Moments<T>& row) const;
+  double small_threshold(const Open<X>& open, double left, double least, double small, double tolerance) const;
   State find(Bracket<T>& bracket, Open<X>& open) const;
 };
 
 template <class X, class Kind>
 bool Row<X, Kind>::guess_from_moments(Bracket<T>& bracket, NormalGuess& normal, Moments<T>& row) const {
   row = moments<kAbsolute>(x, n);
+  bracket.read += n;
   if (!(row.deviation <= Limits<double>::largest)) return false;
   normal.prepare(k, n);
   const double centre = kAbsolute ? 0 : row.mean;
@@ -211,13 +233,13 @@ bool Row<X, Kind>::guess_from_moments(Bracket<T>& bracket, NormalGuess& normal, 
 template <class X, class Kind>
 bool Row<X, Kind>::guess_from_sample(Bracket<T>& bracket) const {
   T sample[kSample];
-  const std::size_t stride = n / smaller(larger(n / 64, std::size_t(256)), kSample);
-  std::size_t taken = 0;
-  for (std::size_t i = stride / 2; i < n && taken < kSample; i += stride) {
-    const T value = key<kAbsolute>(x[i]);
-    if (!(value == value)) return false;
-    sample[taken++] = value;
+  const std::size_t taken = smaller(larger(n / 64, std::size_t(256)), kSample);
+  Positions positions(x, n, taken);
+  for (std::size_t i = 0; i < taken; ++i) {
+    sample[i] = key<kAbsolute>(x[positions.next()]);
+    if (!(sample[i] == sample[i])) return false;
   }
+  bracket.read += kSeeds + taken;
   constexpr T limit = T(Limits<T>::largest);
   const double share = k / double(n), centre = share * double(taken);
   const double margin = 3 * ::sqrt(double(taken) * share * (1 - share)) + 1;
@@ -229,17 +251,18 @@ bool Row<X, Kind>::guess_from_sample(Bracket<T>& bracket) const {
 
 // Every block gathers at its own place in the buffer; then they move together.
 template <class X, class Kind>
-void Row<X, Kind>::gather_blocks(const Blocks& blocks, const Window<T>& undecided, Open<X>& open) const {
+void Row<X, Kind>::gather_blocks(const Blocks& blocks, const Window<T>& undecided, T lo, T hi, Open<X>& open) const {
   Open<X> parts[kBlocks];
   blocks.run(threads, [&](std::size_t block, std::size_t begin, std::size_t length) {
     parts[block].entries = open.entries + begin;
-    parts[block].template gather<kAbsolute>(x + begin, length, undecided.from, undecided.to);
+    parts[block].template gather<kAbsolute>(x + begin, length, undecided, lo, hi);
   });
-  open.size = 0;
+  open.size = open.over_hi = open.from_lo = 0;
   for (std::size_t block = 0; block < blocks.count; ++block) {
     const Open<X>& part = parts[block];
     std::memmove(open.entries + open.size, part.entries, part.size * sizeof(X));
     open.size += part.size, open.whole += part.whole, open.invalid |= part.invalid;
+    open.over_hi += part.over_hi, open.from_lo += part.from_lo;
   }
 }
 
@@ -247,8 +270,9 @@ void Row<X, Kind>::gather_blocks(const Blocks& blocks, const Window<T>& undecide
 template <class X, class Kind>
 bool Row<X, Kind>::settles(Bracket<T>& bracket, const Open<X>& open) const {
   const T lo = bracket.lo, hi = bracket.hi;
-  bracket.over_hi = open.whole, bracket.from_lo = open.whole + open.size;
-  if (!(bracket.over_hi < bracket.above && bracket.from_lo >= bracket.below)) return false;
+  bracket.take(open.whole, open.whole + open.size);
+  bracket.read += open.size;
+  if (!bracket.holds()) return false;
   settle<kAbsolute>(bracket, open);
   if (bracket.hi <= hi && bracket.lo >= lo) return true;
   // Outside: a bracket that fails says on which side to look.
@@ -265,54 +289,105 @@ bool Row<X, Kind>::gather(Bracket<T>& bracket, Open<X>& open) const {
   open.whole = 0;
   const Blocks blocks(n);
   if (blocks.count == 1)
-    open.template gather<kAbsolute>(x, n, undecided.from, undecided.to);
+    open.template gather<kAbsolute>(x, n, undecided, bracket.lo, bracket.hi, n > kTile);
   else
-    gather_blocks(blocks, undecided, open);
+    gather_blocks(blocks, undecided, bracket.lo, bracket.hi, open);
+  bracket.read += n;
   if (open.size <= kFew && !pools(bracket, lam, kind)) return settles(bracket, open);
-  open.template count<kAbsolute>(bracket.lo, bracket.hi, bracket.over_hi, bracket.from_lo);
-  return bracket.over_hi < bracket.above && bracket.from_lo >= bracket.below;
+  if (n <= kTile) open.template count<kAbsolute>(bracket.lo, bracket.hi), bracket.read += open.size;
+  bracket.take(open.whole + open.over_hi, open.whole + open.from_lo);
+  return bracket.holds();
+}
+
+// Copies what is undecided when the digits of the boundary are known. All entries in the bracket are in the source.
+template <class X, class Kind>
+void Row<X, Kind>::gather_by_digits(Bracket<T>& bracket, Open<X>& open, const X* source, std::size_t size) const {
+  tighten_by_digits(bracket, open, source, size, lam, kind, n > kShort ? kDigit : kShortDigit);
+  gather(bracket, open);
+}
+
+// Magnitude: v from ``least`` to ``small``, which is returned if v is not below it.
+//
+// With a large lam, or p near 1, v is tiny beside the entries, and pivot - lam delta would lose its digits. Measured
+// from the least that it can be, v keeps them.
+template <class X, class Kind>
+double Row<X, Kind>::small_threshold(const Open<X>& open, double left, double least, double small,
+                                     double tolerance) const {
+  if (least < 1e-250) return least;  // so small that nothing depends on it
+  const Distances distances{open.entries, open.size, Distance(least, 0, lam), fill_distances<kAbsolute, X>};
+  const double lo = (least - small) / lam;
+  // By as little as ``least`` itself is rounded, v may be below.
+  const double hi = 16 * Limits<double>::epsilon * (1 + kind.exponent) * least / lam;
+  const double delta = solve_delta(distances, left, lam, lo, hi, lo, least / lam, tolerance, kind);
+  return delta > lo ? least - lam * delta : small;
 }
 
 // The threshold, given a bracket that holds.
 template <class X, class Kind>
 State Row<X, Kind>::find(Bracket<T>& bracket, Open<X>& open) const {
-  tighten(bracket, open, lam, kind);
+  if (!tighten(bracket, open, lam, kind, n + kSample)) gather_by_digits(bracket, open, open.entries, open.size);
   if (Kind::kMagnitude && lam > 0 && bracket.exact && bracket.lo == 0) return {0, 0};
   const double pivot = double(bracket.exact ? bracket.lo : bracket.hi);  // x_[below], or not under it
-  if (lam == 0) {
-    open.template count<kAbsolute>(bracket.hi, bracket.hi, bracket.over_hi, bracket.from_lo);
-    return {double(bracket.hi), k - double(bracket.over_hi)};
+  if (!bracket.counted && (lam == 0 || bracket.lo == bracket.hi)) {
+    open.template count<kAbsolute>(bracket.lo, bracket.hi);
+    bracket.take(open.whole + open.over_hi, open.whole + open.from_lo), bracket.read += open.size;
   }
+  if (lam == 0) return {double(bracket.hi), k - double(bracket.over_hi)};
   const Distance distance(pivot, 0, lam);
   const double boundary = double(bracket.exact ? bracket.hi : bracket.lo);  // x_[above], or not over it
   const double lo = Kind::zero;
-  double hi = kind.alone(boundary, lam) - distance(boundary);
+  const double alone = kind.alone(boundary, lam);
+  double hi = alone - distance(boundary);
   if (Kind::kFloor) hi = smaller(hi, -distance(0));
   if (!(hi > lo)) return {pivot, lo};  // the gap is too wide to pool anything: the hard answer
   if constexpr (!Kind::kAbsolute)
-    if (bracket.exact && bracket.lo == bracket.hi) {
-      open.template count<kAbsolute>(bracket.lo, bracket.hi, bracket.over_hi, bracket.from_lo);
-      const std::size_t ties = bracket.from_lo - bracket.over_hi;
-      // Only ties are undecided: they share equally.
-      if (ties == open.size) return {pivot, kind.inverse((k - double(open.whole)) / double(ties))};
-    }
-  double start = Kind::kFloor ? hi : lo + (hi - lo) / 2;
+    // Only ties are undecided: they share equally.
+    if (bracket.exact && bracket.lo == bracket.hi && bracket.inside() == open.size)
+      return {pivot, kind.inverse((k - double(open.whole)) / double(open.size))};
   const Distances distances{open.entries, open.size, distance, fill_distances<kAbsolute, X>};
   // In float32 an error of 1e-7 before the last step leaves none that could be seen.
   const double tolerance = sizeof(T) == sizeof(float) ? 1e-7 : 0;
   const double left = k - double(open.whole);
+  if constexpr (Kind::kMagnitude) {
+    const double least = kind.at(alone).value, small = pivot / 64;
+    if (least < small) {
+      const double v = small_threshold(open, left, least, small, tolerance);
+      if (v < small) return {v, 0};
+      hi = smaller(hi, (pivot - small) / lam);
+    }
+  }
+  double start = Kind::kFloor ? hi : lo + (hi - lo) / 2;
+  // For p > 2 a response is as steep as it likes near 0: there every digit of delta counts.
+  const double unit = Kind::zero == 0 && kind.exponent < 1 ? 0 : hi - lo;
   // The two-sided mask for p = 2 is next to free, and on so symmetric a response next to the answer.
-  if (Kind::zero == -1 && !Kind::kCheap) start = solve_delta(distances, left, lam, lo, hi, start, 1e-3, TwoSided<1>{});
-  const double delta = solve_delta(distances, left, lam, lo, hi, start, tolerance, kind);
+  if (Kind::zero == -1 && !Kind::kCheap)
+    start = solve_delta(distances, left, lam, lo, hi, start, unit, 1e-3, TwoSided<1>{});
+  const double delta = solve_delta(distances, left, lam, lo, hi, start, unit, tolerance, kind);
   // A threshold at 0 can go no lower: the signed mask then takes fewer than k.
   if (Kind::kFloor && delta >= -distance(0)) return {0, 0};
   return {pivot, delta};
+}
+
+// For a row that is not like a normal distribution, after a guess that did not hold.
+template <class X, class Kind>
+void Row<X, Kind>::gather_otherwise(Bracket<T>& bracket, Open<X>& open, const Moments<T>& row) const {
+  if (n <= kTile) {  // what counting has shown still holds
+    const bool higher = bracket.over_hi >= bracket.below, lower = bracket.from_lo < bracket.above;
+    const T lo = higher ? bracket.hi : row.smallest, hi = lower ? bracket.lo : row.largest;
+    bracket.lo = lo, bracket.hi = hi;
+    gather(bracket, open);
+  } else if (!guess_from_sample(bracket) || !gather(bracket, open)) {
+    bracket.lo = row.smallest, bracket.hi = row.largest;
+    bracket.take(0, n), open.whole = 0;
+    gather_by_digits(bracket, open, x, n);
+  }
 }
 
 // The careful way: looks at every entry first, and starts from an interval that cannot fail.
 template <class X, class Kind>
 State Row<X, Kind>::scan_and_solve(Bracket<T>& bracket, Open<X>& open) const {
   const Scan<T> row = scan<kAbsolute>(x, n);
+  bracket.read += n;
   if (row.nan > 0 || (kAbsolute && row.infinite > 0)) return {kNaN, 0};
   if (k == 0) return {kInfinity, 0};
   // The signed mask may take less than k; the threshold is then 0.
@@ -321,14 +396,19 @@ State Row<X, Kind>::scan_and_solve(Bracket<T>& bracket, Open<X>& open) const {
   if (double(row.infinite) > k) return {kInfinity, double(row.infinite)};
   if (double(row.infinite) == k) return {double(row.largest), Kind::zero};
   bracket.lo = row.smallest, bracket.hi = row.largest;
-  gather(bracket, open);
+  if (n <= kShort) {
+    gather(bracket, open);
+  } else {
+    bracket.take(row.infinite, n - row.padding), open.whole = 0;
+    gather_by_digits(bracket, open, x, n);
+  }
   return find(bracket, open);
 }
 
 template <class X, class Kind>
-State Row<X, Kind>::solve(X* buffer, NormalGuess& normal) const {
+State Row<X, Kind>::solve(X* buffer, NormalGuess& normal, std::size_t& read) const {
   if (!(k >= 0 && k <= double(n) && lam >= 0 && lam < kInfinity)) return {kNaN, 0};
-  Bracket<T> bracket(k, 0, 0);
+  Bracket<T> bracket(k, 0, 0, read);
   Open<X> open;
   open.entries = buffer;
   if (k == 0 || k == double(n)) return scan_and_solve(bracket, open);
@@ -337,14 +417,7 @@ State Row<X, Kind>::solve(X* buffer, NormalGuess& normal) const {
   } else {
     Moments<T> row;
     if (!guess_from_moments(bracket, normal, row)) return scan_and_solve(bracket, open);
-    if (!gather(bracket, open)) {  // not like a normal distribution: what counting has shown still holds
-      const bool higher = bracket.over_hi >= bracket.below, lower = bracket.from_lo < bracket.above;
-      const T lo = higher ? bracket.hi : row.smallest, hi = lower ? bracket.lo : row.largest;
-      if (n <= kTile || !guess_from_sample(bracket) || !gather(bracket, open)) {
-        bracket.lo = lo, bracket.hi = hi;
-        gather(bracket, open);
-      }
-    }
+    if (!gather(bracket, open)) gather_otherwise(bracket, open, row);
   }
   return open.invalid ? State{kNaN, 0} : find(bracket, open);
 }

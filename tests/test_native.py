@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import sparsetopk.torch as stt  # noqa: E402
+from sparsetopk.core import native  # noqa: E402
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 KERNELS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -152,6 +155,104 @@ def test_results_do_not_depend_on_the_number_of_threads():
                     assert torch.equal(y, found[0][0]) and torch.equal(dx, found[0][1])
         """
     )
+
+
+def against_even_probes(n: int) -> np.ndarray:
+    """The entries at even distances, of the row and of what is left when they are dropped, are always
+    the smallest ones: who cuts at one of them drops no others."""
+    x, count = np.full(n, np.inf), 0
+    left, step, most = np.arange(n), max(n // min(max(n // 64, 256), 4096), 1), 4096
+    start = step // 2
+    for _ in range(60):
+        if len(left) < 1100:
+            break
+        probes = left[start::step][:most]
+        new = probes[np.isinf(x[probes])]
+        x[new] = count + np.arange(len(new))
+        count += len(new)
+        left = left[x[left] >= count - 1]
+        start, step, most = 0, len(left) // 63, 64
+    rest = np.isinf(x)
+    x[rest] = count + np.random.default_rng(0).permutation(np.count_nonzero(rest))
+    return x
+
+
+def outliers_of_every_size(n: int, dtype: str) -> np.ndarray:
+    """Most entries are 1, and whatever digit of the others is looked at, few differ from 1 in it."""
+    rng, scale, tiny = np.random.default_rng(0), np.ones(n), np.finfo(dtype).tiny
+    for bits in range(np.finfo(dtype).nmant):
+        scale[rng.integers(0, n, 40)] += 2.0**-bits
+    scale[rng.permutation(n)[:6]] = [4 * tiny, -4 * tiny, 1 / tiny, -1 / tiny, -1.0, 2.0]
+    return scale
+
+
+def rows_of_any_kind(n: int, dtype: str) -> Iterator[tuple[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    i, normal = np.arange(n), rng.normal(size=n)
+    step, period = n // min(max(n // 64, 256), 4096), max(n // 4096, 2)
+    nested = outliers_of_every_size(n, dtype)
+    yield "normal", normal
+    yield "against even probes", against_even_probes(n)
+    yield "sorted", np.sort(normal)
+    yield "reversed", np.sort(normal)[::-1]
+    yield "geometric", np.maximum(0.99**i, np.finfo(dtype).tiny)
+    yield "Cantor's set", sum((i >> b & 1) * 2 * 3.0 ** -(b + 1) for b in range(20))
+    yield "near ties", 1 + rng.integers(0, 4, n) * np.finfo(dtype).eps
+    yield "constant", np.full(n, 0.7)
+    yield "a low channel", normal - 10 * (i % period == period // 2)
+    yield "saw teeth", i % step / step + 1e-3 * normal
+    yield "heavy tails", rng.standard_cauchy(n)
+    yield "any size", np.clip(normal * np.exp(100 * normal), -1e37, 1e37)
+    yield "outliers of every size", nested
+    yield "with padding", np.where(rng.random(n) < 0.3, -np.inf, nested)
+    yield "zeros where even probes are", np.where(i % step == step // 2, 0.0, normal)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", [4096, 65536, 1 << 20])
+def test_no_row_is_read_more_often_than_eight_times(n, dtype):
+    """To find its k boundary. A short one may be read three times more; see csrc/threshold.hpp."""
+    most = 8 * n + 12288 if n > 8192 else 11 * n + 8192
+    for name, row in rows_of_any_kind(n, dtype):
+        x = torch.from_numpy(row.astype(dtype))
+        operators = (stt.topk_mask, stt.topk_mag) if x.isfinite().all() else (stt.topk_mask,)
+        for operator, lam, k in product(operators, (0.0, 1e-3, 0.1), (3, n // 8, n // 2 - 1)):
+            native.entries_read()
+            operator(x, k, lam)
+            read = native.entries_read()
+            assert 0 < read <= most, (name, operator.__name__, lam, k, read / n)
+
+
+def entries_read(x: np.ndarray, k: float) -> int:
+    native.entries_read()
+    stt.topk_mask(torch.from_numpy(x.copy()), k, 1e-3)
+    return native.entries_read()
+
+
+def test_channels_of_any_width_cost_no_pass():
+    """Where a row is looked at first depends on what is in it, and not on where it is."""
+    n = 1 << 18  # an even sample would have distances of 64
+    normal = np.random.default_rng(0).normal(size=n)
+    assert entries_read(against_even_probes(n), 3) <= 1.5 * n
+    for width in (16, 32, 63, 64, 65, 128, 4096):
+        channel = np.arange(n) % width
+        teeth = channel / width + 1e-3 * normal
+        rows = [teeth, *(normal - 10 * (channel == low) for low in (0, width // 2, width - 1))]
+        for row, k in product(rows, (n // 100, n // 9)):
+            assert entries_read(row, k) <= 1.5 * n, (width, k)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", [1500, 8193, 65536])
+def test_the_boundary_is_exact_in_any_row(n, dtype):
+    for name, row in rows_of_any_kind(n, dtype):
+        x = row.astype(dtype)
+        for k in (1, 3, n // 8, n // 4 - 0.5, n // 2 - 1):
+            y = stt.topk_mask(torch.from_numpy(x), k, 0.0).numpy()
+            boundary = np.sort(x)[n - int(np.ceil(k))]
+            assert y.astype(np.float64).sum() == k, (name, k)
+            assert (y[x > boundary] == 1).all(), (name, k)
+            assert (y[x < boundary] == 0).all(), (name, k)
 
 
 @needs_fork

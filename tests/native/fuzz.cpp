@@ -21,6 +21,7 @@
 #include <vector>
 
 #define SPARSETOPK_LEVEL baseline
+#include "bracket.hpp"
 #include "cpu.hpp"
 #include "dtypes.hpp"
 #include "isotonic.hpp"
@@ -105,7 +106,7 @@ struct Units<BFloat16> {
 
 constexpr const char* kContents[] = {"normal",    "cauchy",  "lognormal", "two-valued", "constant",  "ascending",
                                      "descending", "integer", "rounded",   "zeros",      "infinities", "nan",
-                                     "padding",   "subnormal", "largest",  "near ties",  "near zero"};
+                                     "padding",   "subnormal", "largest",  "near ties",  "near zero", "outliers",   "any bits"};
 
 template <class X>
 double entry(const std::string& content, double share) {
@@ -127,6 +128,9 @@ double entry(const std::string& content, double share) {
     const double step = double(below(4));
     return uniform() < 0.1 ? 1000 * normal() : (2 - (1 + step) * one) * (uniform() < 0.1 ? -1 : 1);
   }
+  if (content == "outliers")  // of every size: whatever digit is looked at, few differ in it
+    return uniform() < 0.99 ? 1 : (1 + std::exp2(60 * (uniform() - 1))) * std::exp2(below(2) == 0 ? 0 : 30 * normal());
+  if (content == "any bits") return largest * std::exp2(-300 * uniform()) * (uniform() < 0.5 ? 1 : -1);
   if (content == "near zero") return uniform() < 0.2 ? normal() : uniform() < 0.5 ? 0 : zero * double(below(4));
   return normal();
 }
@@ -294,7 +298,10 @@ void fuzz_rows(const char* dtype, const Setting& setting, const char* content, s
   Problem problem{setting.op, setting.exponent, setting.debias, dtype_of<X>(), rows, n, stride, x.data(),
                   k.data(), std::size_t(!single), lam.data(), std::size_t(!single), nullptr, 1};
   begin_call("%s of %s, %s, n = %zu", setting.name, dtype, content, n);
+  entries_read();
   const Result<X> result = run(problem, g, forward, backward);
+  const double read = double(entries_read()) / double(rows), length = double(n);
+  check(read <= (n > baseline::kShort ? 8 * length + 12288 : 11 * length + 8192), "entries read", read, length);
   problem.threads = 4;
   check_same(result, run(problem, g, forward, backward), "four threads differ from one");
   for (const Level& level : levels()) {
@@ -385,6 +392,34 @@ void flush_subnormals(bool flush) {
 #else
   (void)flush;
 #endif
+}
+
+// The k boundary by digits alone, against that of a sorted row.
+template <class X>
+void fuzz_digits(const char* dtype, const char* content, std::size_t n, bool flush) {
+  using T = Wide<X>;
+  std::vector<X> x = make_rows<X>(content, 1, n, n), room(n);
+  for (X& value : x)
+    if (!std::isfinite(double(widen(value)))) value = from_double<X>(0.5);
+  const double k = std::max(0.5, below(2) == 0 ? double(below(n)) : uniform() * (double(n) - 1));
+  const int bits = below(2) == 0 ? baseline::kDigit : baseline::kShortDigit;
+  begin_call("digits of %s, %s, n = %zu, k = %.17g, %d bits, flushed %d", dtype, content, n, k, bits, int(flush));
+  flush_subnormals(flush);
+  std::vector<T> sorted(n);
+  for (std::size_t i = 0; i < n; ++i) sorted[i] = widen(x[i]);
+  std::sort(sorted.begin(), sorted.end(), [](T a, T b) { return a > b; });
+  std::size_t read = 0;
+  baseline::Bracket<T> bracket(k, sorted.back(), sorted.front(), read);
+  baseline::Open<X> open;
+  open.entries = room.data();
+  bracket.take(0, n);
+  const baseline::Mask<baseline::Power<1>> mask{};
+  baseline::tighten_by_digits(bracket, open, static_cast<const X*>(x.data()), n, 0.0, mask, bits);
+  check(bracket.hi == sorted[bracket.above - 1], "x_[above]", double(bracket.hi), double(sorted[bracket.above - 1]));
+  check(bracket.lo == sorted[bracket.below - 1], "x_[below]", double(bracket.lo), double(sorted[bracket.below - 1]));
+  flush_subnormals(false);
+  const std::size_t digits = (8 * sizeof(T) + std::size_t(bits) - 1) / std::size_t(bits);
+  check(read <= digits * n + baseline::kFew, "entries read", double(read), double(digits * n));
 }
 
 // Every half is a normal float or 0: none is lost where subnormal numbers count as 0.
@@ -504,7 +539,10 @@ void fuzz_dtype(const char* dtype, std::size_t n) {
     }
   if (n == 0) return;
   for (const char* content : kContents)
-    for (const bool with_room : {false, true}) fuzz_pieces<X>(dtype, content, n, with_room);
+    for (const bool flag : {false, true}) {
+      fuzz_pieces<X>(dtype, content, n, flag);
+      if (n > 1) fuzz_digits<X>(dtype, content, n, flag);
+    }
 }
 
 // ----------------------------------------------------------------------------------------- sorting and pooling

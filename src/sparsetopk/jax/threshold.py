@@ -112,7 +112,14 @@ class Block(NamedTuple):
         v = origin - lam * delta
         t = lax.stop_gradient((a - origin) / lam + delta)
         taking_part = soft & (t > reg.zero)
-        reached = reg.response(jnp.maximum(t, reg.zero)) >= phi.prime(v)
+        level = lax.stop_gradient(phi.prime(v))
+        if setting.kind.op == MAGNITUDE:
+            # What is over v by rounding alone stays in the block, which so is never left without a
+            # share of k.
+            rounding = 16.0 * float(jnp.finfo(lam.dtype).eps)
+            level = jnp.maximum(level, 0.0) * (1.0 + rounding * max(1.0, setting.kind.exponent))
+            level = level + lax.stop_gradient(rounding * (abs(origin) + lam * abs(delta)))
+        reached = reg.response(jnp.maximum(t, reg.zero)) >= level
         above = (taking_part & reached) | (everything & (a > -jnp.inf))
         pinned = soft & (pivot == 0) if setting.kind.op == SIGN else jnp.zeros_like(soft)
         inside = (taking_part | pinned) & ~above
