@@ -23,8 +23,9 @@ import numpy as np
 
 import sparsetopk
 import sparsetopk.jax as st
+from sparsetopk._maths.operator import MASK
+from sparsetopk._maths.operator import Operator as Kind
 from sparsetopk.jax import ffi
-from sparsetopk.jax.kinds import MASK, Kind
 from sparsetopk.jax.threshold import Setting, solve_in_xla
 
 try:

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 import sparsetopk as st
-from sparsetopk import threshold
+from scalars import PNorm, TwoSidedPNorm, operator_of, relaxed
 from sparsetopk.hard import hard_mask
-from sparsetopk.phis import PHIS
-from sparsetopk.regularizers import PNorm, TwoSidedPNorm
 
 client = pytest.importorskip("websockets.sync.client")
 
@@ -249,12 +247,12 @@ def _solution(problem):
         at = np.sort(size[0])[::-1][min(int(problem["k"]), x.size - 1)]
         return {"size": size[0], "inside": inside, "whole": whole, "threshold": at}
     reg = (TwoSidedPNorm if problem.get("twoSided") else PNorm)(problem["p"])
-    phi = PHIS["identity" if mask else "half_square"]
-    solved = threshold.solve(size, k, lam, reg, phi)
+    solved = relaxed(size, k, lam, operator_of(reg, "identity" if mask else "half_square"))
+    blocks = solved.blocks
     # A block of one entry with weight 1 is an entry selected whole: the two meet at the boundary.
-    whole = (solved.weight[0] == 1) & solved.alone[0]
-    inside = (solved.block[0] == 0) & ~whole
-    at = solved.u[0][inside][0] if inside.any() else None  # no block: any value in a gap will do
+    whole = (blocks.weight[0] == 1) & (blocks.size[0] == 1)
+    inside = solved.split.inside[0] & ~whole
+    at = blocks.u[0][inside][0] if inside.any() else None  # no block: any value in a gap will do
     return {"size": size[0], "inside": inside, "whole": whole, "threshold": at}
 
 

@@ -19,9 +19,10 @@ import jax.numpy as jnp  # noqa: E402
 from jax.test_util import check_grads  # noqa: E402
 
 import sparsetopk.jax as st  # noqa: E402
+from sparsetopk._maths.operator import Operator as Kind  # noqa: E402
+from sparsetopk._maths.operator import exponent  # noqa: E402
 from sparsetopk.jax import ffi, threshold  # noqa: E402
 from sparsetopk.jax.arguments import is_hard  # noqa: E402
-from sparsetopk.jax.kinds import Kind  # noqa: E402
 
 # One case of every kind that has code of its own, for what takes long.
 FEW = [
@@ -70,8 +71,7 @@ def test_both_implementations_agree(case: Case):
 
 def _kind(case: Case) -> Kind:
     op = {"topk_mag": 1, "topk_sign": 2}.get(case.operator, 3 if case.two_sided else 0)
-    exponent = sparsetopk.regularizers.exponent(case.p)
-    return Kind(op, exponent, case.options.get("debias", case.operator == "topk_mag"))
+    return Kind(op, exponent(case.p), case.options.get("debias", case.operator == "topk_mag"))
 
 
 def rows_of_every_kind(n=400):

@@ -11,12 +11,9 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 
-from sparsetopk import core, pav  # noqa: E402
-from sparsetopk.hard import descending_order, ranks  # noqa: E402
-from sparsetopk.isotonic import Isotonic  # noqa: E402
+from sparsetopk import core  # noqa: E402
+from sparsetopk.isotonic import solve_isotonic  # noqa: E402
 from sparsetopk.jax import ffi  # noqa: E402
-from sparsetopk.phis import PHIS  # noqa: E402
-from sparsetopk.regularizers import PNorm  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not ffi.available(), reason="the core was built without the headers of XLA"
@@ -105,11 +102,7 @@ def test_a_row_with_a_bad_number_is_nan(k, lam):
 
 
 def solved_by_numpy(x, w, lam, phi, exponent):
-    order, w_order = descending_order(x), descending_order(w)
-    s, sorted_w = np.take_along_axis(x, order, -1), np.take_along_axis(w, w_order, -1)
-    problem = Isotonic(s, sorted_w, lam, PNorm(1 + 1 / exponent), PHIS[PHI_NAMES[phi]])
-    solution = pav.solve(problem).scatter(order)
-    return solution.d, solution.block, np.take_along_axis(w_order, ranks(order), -1)
+    return tuple(solve_isotonic(x, w, lam, PHI_NAMES[phi], exponent, "pav", {}))
 
 
 @pytest.mark.parametrize("phi", range(4))

@@ -12,11 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as hs
 
 import sparsetopk
-from sparsetopk import pav as numpy_pav
-from sparsetopk.hard import descending_order, ranks
-from sparsetopk.isotonic import Isotonic
-from sparsetopk.phis import PHIS
-from sparsetopk.regularizers import PNorm
+from scalars import PHIS
+from sparsetopk.isotonic import solve_isotonic
 
 jax = pytest.importorskip("jax")
 
@@ -69,11 +66,7 @@ def with_cotangents(f, g, *at):
 
 
 def solved_by_numpy(x, w, lam, phi, exponent):
-    order, w_order = descending_order(x), descending_order(w)
-    s, sorted_w = np.take_along_axis(x, order, -1), np.take_along_axis(w, w_order, -1)
-    problem = Isotonic(s, sorted_w, lam, PNorm(1 + 1 / exponent), PHIS[phi])
-    solution = numpy_pav.solve(problem).scatter(order)
-    return solution.d, solution.block, np.take_along_axis(w_order, ranks(order), -1)
+    return tuple(solve_isotonic(x, w, lam, phi, exponent, "pav", {}))
 
 
 # Compiling takes longer than the rows here do.

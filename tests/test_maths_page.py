@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import sparsetopk as st
-from sparsetopk import threshold
-from sparsetopk.phis import PHIS, lone_response
+from scalars import PHIS, PNorm, TwoSidedPNorm, operator_of, relaxed
+from sparsetopk._maths.scalars import lone_response
 from sparsetopk.reference import numerical_jacobian
-from sparsetopk.regularizers import PNorm, TwoSidedPNorm
 
 PAGE = Path(__file__).parent.parent / "docs" / "maths.md"
 PS = (2.0, 1.5, 4 / 3, 1.2)
@@ -35,11 +34,14 @@ class Parts(NamedTuple):
 
 def split(x, k, lam, reg, phi_name) -> Parts:
     column = lambda value: np.array([[float(value)]])  # noqa: E731
-    phi = PHIS[phi_name]
-    s = threshold.solve(x[None], column(k), column(lam), reg, phi)
-    B, A = s.block[0] == 0, (s.block[0] != 0) & (s.weight[0] == 1)
-    v = s.u[0][B][0] if B.any() else np.nan
-    return Parts(x, k, lam, v, s.u[0], s.d[0], B, A)
+    s = relaxed(x[None], column(k), column(lam), operator_of(reg, phi_name))
+    B, A = s.split.inside[0], s.split.above[0]
+    d, u = s.blocks.d[0], s.blocks.u[0]
+    if PHIS[phi_name].straight:  # an entry that stands alone has y = 1
+        d = np.where(A, reg.inverse(np.ones_like(d)), d)
+        u = np.where(A, x - lam * d, u)
+    v = u[B][0] if B.any() else np.nan
+    return Parts(x, k, lam, v, u, d, B, A)
 
 
 def draw(seed, phi_name="identity", n=9):

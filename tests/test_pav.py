@@ -9,11 +9,12 @@ from hypothesis import strategies as some
 
 import sparsetopk as st
 from cases import PS
+from scalars import PHIS
 from sparsetopk import _core, pav, reference
+from sparsetopk._maths.operator import exponent
+from sparsetopk._namespace import block_sum
 from sparsetopk.hard import descending_order
 from sparsetopk.isotonic import Isotonic
-from sparsetopk.phis import PHIS
-from sparsetopk.regularizers import PNorm
 from test_solvers import PHI_NAMES, finite, lams, rows
 
 THOROUGHNESS = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 1
@@ -31,7 +32,7 @@ def problem(x, w, lam, p, phi):
         w = np.abs(w)
     w = np.where(np.abs(w) < 1e-30, 0.0, w)  # what is to the power p - 1 should not underflow
     s, w = -np.sort(-x)[None], -np.sort(-w)[None]
-    return Isotonic(s, w, np.array([[lam]]), PNorm(p), PHIS[phi])
+    return Isotonic(s, w, np.array([[lam]]), exponent(p), phi)
 
 
 def assert_core_equals_loop(given):
@@ -52,12 +53,14 @@ def assert_blocks_are_sound(given, d, first):
     rounding = 1e-14 * (np.abs(given.s).max() + given.lam[0, 0] * np.abs(d).max())
     assert np.diff(u[0]).max(initial=-np.inf) <= rounding
     joined = first[:, 1:] == first[:, :-1]
-    phi = given.unconstrained_phi
+    phi = given.phi
     # Both sides of the equation carry the rounding of d, and the right one also that of u = s - lam d.
     left = (1 + given.reg.exponent) * np.abs(given.reg.response(d))
     right = np.abs(phi.prime(u) * given.w)
     of_u = phi.curvature(u, given.w) * (np.abs(given.s) + given.lam * np.abs(d))
-    assert pav._residual(given, d, joined).max() <= 1e-14 * (left + right + of_u).sum() + TINY
+    block = np.cumsum(np.pad(~joined, ((0, 0), (1, 0))), axis=-1)
+    violation = block_sum(given.reg.response(d) - phi.prime(u) * given.w, block)
+    assert np.abs(violation).max() <= 1e-14 * (left + right + of_u).sum() + TINY
 
 
 @given(some.data(), rows(), lams(-8, 8), some.sampled_from(PS), some.sampled_from(PHI_NAMES))
@@ -114,17 +117,19 @@ def test_a_huge_lam_pools_everything(p):
 
 
 def test_the_core_truncates_for_abs():
-    """By itself what the NumPy front-end leaves to Isotonic.solution."""
+    """By itself what the NumPy front-end leaves to Isotonic.finished."""
     rng = np.random.default_rng(2)
     given = problem(rng.normal(size=50), np.linspace(2.0, 1.0, 50), 0.5, 1.5, "abs")
     d, first = np.empty((1, 50)), np.empty((1, 50), dtype=np.int64)
     arrays = (given.s, given.w, given.lam, d, first)
     _core.solve_isotonic(2, given.reg.exponent, 1, 50, *(a.ctypes.data for a in arrays))
-    expected = pav.solve(given)
-    assert (expected.u == 0).any()
-    assert (expected.u > 0).any()
-    np.testing.assert_allclose(d, expected.d, rtol=1e-12)
-    np.testing.assert_array_equal(np.diff(first) > 0, np.diff(expected.block) > 0)
+    expected, block = given.finished(*pav.solve(given))
+    u = given.s - given.lam * expected
+    assert (u > 1e-12).any()
+    assert (np.abs(u) < 1e-12).any()
+    assert (u > -1e-12).all()
+    np.testing.assert_allclose(d, expected, rtol=1e-12)
+    np.testing.assert_array_equal(np.diff(first) > 0, np.diff(block) > 0)
 
 
 @pytest.mark.parametrize("phi", PHI_NAMES)

@@ -13,7 +13,9 @@ from test_derivatives import SMOOTH
 torch = pytest.importorskip("torch")
 
 import sparsetopk.torch as st  # noqa: E402
+from sparsetopk._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator  # noqa: E402
 from sparsetopk.torch import arguments, fused, nn, ops, vectorized  # noqa: E402
+from sparsetopk.torch._namespace import LOOKS_NEVER  # noqa: E402
 from sparsetopk.torch.arguments import check_exponent  # noqa: E402
 
 F64 = torch.float64
@@ -195,7 +197,7 @@ def test_export(strict):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_opcheck(dtype):
     k, lam = torch.tensor([[2.0], [3.5]], dtype=F64), torch.tensor([[0.1], [0.0]], dtype=F64)
-    at = (gaussian(2, 6, dtype=dtype), k, lam, vectorized.MASK, 1.0)
+    at = (gaussian(2, 6, dtype=dtype), k, lam, MASK, 1.0)
     torch.library.opcheck(torch.ops.sparsetopk.threshold.default, at)
 
 
@@ -235,14 +237,12 @@ def test_the_solver_of_other_devices(case: Case, name, dtype):
     x, k, lam = INPUTS[name]
     x = torch.tensor(x, dtype=dtype)[None]
     k, lam = torch.tensor([[k]], dtype=dtype), torch.tensor([[lam]], dtype=dtype)
-    op = {"half_square": vectorized.MAGNITUDE, "abs": vectorized.SIGN}.get(
-        case.phi, vectorized.MASK
-    )
-    op = vectorized.TWO_SIDED if case.two_sided else op
+    op = {"half_square": MAGNITUDE, "abs": SIGN}.get(case.phi, MASK)
+    op = TWO_SIDED if case.two_sided else op
     e = check_exponent(case.p)
     state = vectorized.solve(x, k, lam, op, e)
     assert state.dtype == dtype
-    reg, phi = vectorized.regularizer(op, e), vectorized.phi_of(op)
+    reg, phi = Operator(op, e).reg(LOOKS_NEVER), Operator(op, e).phi(LOOKS_NEVER)
     pivot, delta = state[:, :1], state[:, 1:]
     a, v = x.abs() if phi.even else x, pivot - lam * delta
     response = reg.response(((a - pivot) / lam + delta).clamp_min(reg.zero))
@@ -283,7 +283,7 @@ def test_order_statistics():
     for dtype in FLOATS:
         s = x.to(dtype).sort(dim=-1, descending=True).values
         for i in (1, 4, 30, 60):
-            got = vectorized.order_statistic(x.to(dtype), torch.full((4, 1), i))
+            got = vectorized.Whole(x.to(dtype)).nth(torch.full((4, 1), i), dtype, False, None)
             torch.testing.assert_close(got, s[:, i - 1 : i], rtol=0, atol=0)
 
 
@@ -573,7 +573,7 @@ def test_targets_must_be_tensors():
 
 def test_the_operator_and_the_plain_solver_agree():
     x, k = gaussian(4, 40), torch.full((4, 1), 5.5, dtype=F64)
-    for op, e in ((vectorized.MASK, 3.0), (vectorized.MAGNITUDE, 1.0), (vectorized.SIGN, 2.0)):
+    for op, e in ((MASK, 3.0), (MAGNITUDE, 1.0), (SIGN, 2.0)):
         # each has a pivot of its own: what must agree is the threshold
         states = ops.threshold(x, k, 0.1 * k, op, e), vectorized.solve(x, k, 0.1 * k, op, e)
         v = [pivot - 0.1 * k[:, 0] * delta for pivot, delta in (state.T for state in states)]

@@ -2,6 +2,7 @@
 
 from importlib.metadata import version as _version
 
+from ._maths.dykstra import ConvergenceError
 from .hard import argsort, rank, sort
 from .losses import topk_loss, topk_loss_vjp, topk_value
 from .norms import conjugate, half_sq_support_norm, owl_norm, support_negentropy
@@ -33,7 +34,6 @@ from .polytope import (
     permutahedron_vjp,
 )
 from .relaxed import TopKCotangents
-from .roots import ConvergenceError
 from .selection import Selection, choose_lam, topk_select
 from .sorting import (
     SortCotangents,

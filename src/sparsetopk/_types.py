@@ -7,6 +7,8 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ._maths.scalars import PhiName
+
 Array = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Bools = NDArray[np.bool_]
@@ -15,7 +17,6 @@ FloatArray = NDArray[np.floating[Any]]
 
 Solver = Literal["threshold", "pav", "dykstra", "bca"]
 IsotonicSolver = Literal["pav", "dykstra", "bca"]
-PhiName = Literal["identity", "half_square", "abs", "exp"]
 Completion = Literal["spread", "best"]
 Reduction = Literal["mean", "sum", "none"]
 

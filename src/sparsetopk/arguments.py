@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._types import Array, FloatArray, Solver, SolverOptions
-from .phis import PHIS, Phi
-from .regularizers import PNorm, Regularizer, TwoSidedPNorm
+from ._maths.operator import EXP, OF_PHI, TWO_SIDED, Operator, exponent
+from ._types import Array, FloatArray, PhiName, Solver, SolverOptions
 
 _FLOATS = (np.float16, np.float32, np.float64)
 _Name = TypeVar("_Name", bound=str)
@@ -164,8 +163,9 @@ def check_p(p: float) -> float:
     return float(p)
 
 
-def regularizer(p: float, two_sided: bool = False) -> Regularizer:
-    return TwoSidedPNorm(check_p(p)) if two_sided else PNorm(check_p(p))
+def check_exponent(p: float) -> float:
+    """1/(p - 1)."""
+    return exponent(check_p(p))
 
 
 def check_choice(name: str, value: _Name, choices: Collection[_Name]) -> _Name:
@@ -174,8 +174,12 @@ def check_choice(name: str, value: _Name, choices: Collection[_Name]) -> _Name:
     return value
 
 
-def check_phi(phi: str) -> Phi:
-    return PHIS[check_choice("phi", phi, PHIS)]  # type: ignore[arg-type]
+def check_phi(phi: PhiName, two_sided: bool = False) -> int:
+    """The number of the operator that has it."""
+    check_choice("phi", phi, OF_PHI)
+    if two_sided and phi != "identity":
+        raise ValueError(f"phi must be 'identity' when two_sided=True, got {phi!r}")
+    return TWO_SIDED if two_sided else OF_PHI[phi]
 
 
 def check_positive_int(name: str, value: object, at_most: int | None = None) -> int:
@@ -191,21 +195,23 @@ def check_solver(
     solver: Solver,
     solvers: Collection[Solver],
     options: SolverOptions | None,
-    reg: Regularizer,
-    phi: Phi,
+    operator: Operator,
 ) -> SolverOptions:
     """That the solver is one of ``solvers`` and can do what is asked; its options."""
     check_choice("solver", solver, solvers)
     options = check_solver_options(options)
+    if solver in ("threshold", "pav") and options:
+        raise ValueError(
+            f"solver_options must be empty for the exact solver {solver!r}, got {options}"
+        )
     if solver == "threshold":
         return options
-    if not isinstance(reg, PNorm):
+    if operator.op == TWO_SIDED:
         raise ValueError(f"solver must be 'threshold' when two_sided=True, got {solver!r}")
-    if solver == "pav" and options:
-        raise ValueError(f"solver_options must be empty for the exact solver 'pav', got {options}")
-    if solver == "dykstra" and reg.exponent != 1.0:
-        raise ValueError(f"p must be 2 for solver 'dykstra', got {reg.p}; 'bca' takes any p")
-    if solver == "dykstra" and phi.name == "exp":
+    if solver == "dykstra" and operator.exponent != 1.0:
+        p = 1.0 + 1.0 / operator.exponent
+        raise ValueError(f"p must be 2 for solver 'dykstra', got {p:g}; 'bca' takes any p")
+    if solver == "dykstra" and operator.op == EXP:
         raise ValueError("phi must not be 'exp' for solver 'dykstra'; 'bca' takes any phi")
     return options
 

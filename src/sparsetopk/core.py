@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ._maths.operator import Operator
 from ._types import Array
-from .phis import Phi
-from .regularizers import PNorm, Regularizer
 
 try:
     from . import _core as native
@@ -27,33 +26,12 @@ except ImportError:
         stacklevel=2,
     )
 
-__all__ = ["THREADS", "Operator", "Solved", "native", "operator", "solve"]
+__all__ = ["THREADS", "Solved", "native", "solve"]
 
 #: How many threads NumPy calls may use; tensors use what torch allows.
 THREADS = int(os.environ.get("SPARSETOPK_THREADS", "1"))
 
 _FLOAT64 = 1
-_NUMBERS = {"identity": 0, "half_square": 1, "abs": 2}
-_TWO_SIDED = 3
-
-
-class Operator(NamedTuple):
-    """A top-k operator as csrc/problem.hpp names it."""
-
-    op: int
-    exponent: float
-    debias: bool
-
-
-def operator(reg: Regularizer, phi: Phi, debias: bool = False) -> Operator | None:
-    """How the core knows it, if it does."""
-    if native is None:
-        return None
-    if isinstance(reg, PNorm):
-        number = _NUMBERS.get(phi.name)
-        return None if number is None else Operator(number, reg.exponent, debias)
-    exponent = PNorm(reg.p).exponent
-    return Operator(_TWO_SIDED, exponent, False) if exponent in (1.0, 2.0, 3.0) else None
 
 
 class Solved(NamedTuple):

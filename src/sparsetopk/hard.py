@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 from ._types import Array, FloatArray, Ints
 from .arguments import Rows, as_float_array
 from .core import native
-from .rowwise import row_sum
 
 _LONGEST_ROW = 2**32  # the compiled sort counts entries in 32 bits
 
@@ -40,7 +39,7 @@ def ones_k(k: Array, n: int) -> Array:
 
 def hard_mask(x: Array, k: Array) -> Array:
     """Top-k mask of rows, lam = 0; -inf entries are no candidates."""
-    k = np.minimum(k, row_sum(x > -np.inf))
+    k = np.minimum(k, np.sum(x > -np.inf, axis=-1, keepdims=True))
     return np.take_along_axis(ones_k(k, x.shape[-1]), ranks(descending_order(x)), axis=-1)
 
 

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from . import _namespace as xp
+from ._maths import value as _value
+from ._maths.operator import MASK, TWO_SIDED, Count, Operator
 from ._types import Array, Completion, FloatArray, PhiName, Reduction
-from .arguments import Rows, as_real_array, check_choice, check_phi, regularizer
-from .phis import PHIS
-from .regularizers import PNorm
-from .relaxed import TopKProblem
-from .rowwise import row_any, row_sum
+from .arguments import Rows, as_real_array, check_choice, check_exponent, check_phi
+from .relaxed import Evaluated, TopKProblem
 
 
 def topk_value(
@@ -37,33 +37,16 @@ def topk_value(
     >>> float(topk_value([3.0, 1.0, -1.0], k=2, lam=0.0))
     4.0
     """
-    checked = check_phi(phi)
-    if two_sided and checked.name != "identity":
-        raise ValueError(f"phi must be 'identity' when two_sided=True, got {phi!r}")
-    problem = TopKProblem.of(Rows.of("x", x, axis), k, lam, regularizer(p, two_sided), checked)
-    return problem.rows.restore_scalars(_value(problem))
+    rows, operator = Rows.of("x", x, axis), Operator(check_phi(phi, two_sided), check_exponent(p))
+    return rows.restore_scalars(_value_of(TopKProblem.of(rows, k, lam, operator)))
 
 
-def _value(problem: TopKProblem) -> Array:
+def _value_of(problem: TopKProblem) -> Array:
     """f_{phi,R}(x, 1_k) as (m, 1)."""
-    x, phi, reg = problem.x, problem.phi, problem.reg
-    solution, lam = problem.solution, problem.relaxing_lam
-    candidate = x > -np.inf
-    if isinstance(reg, PNorm):  # R*(x - u) + sum_i w_i phi(u_i), at u
-        u = np.where(solution.weight > 0, solution.u, 0.0)
-        with np.errstate(over="ignore"):
-            soft = lam * reg.conjugate(solution.d) + solution.weight * phi.value(u)
-    else:  # <x, y> - R(y), at y
-        y = reg.response(solution.d)
-        finite = np.where(np.isfinite(x), x, 0.0)
-        soft = np.where(candidate, finite * y - lam * reg.penalty(y), 0.0)
-    total = row_sum(soft)
-    if problem.hard.any():
-        mask = problem.hard_mask
-        hard = mask * phi.value(np.where(mask > 0, x, 0.0))
-        total = np.where(problem.hard, row_sum(hard), total)
-    infinite = row_any(x == np.inf) & (problem.k > 0)
-    return problem.row_results(np.where(infinite, np.inf, total))
+    if problem.rows.data.size == 0:
+        return np.zeros_like(problem.k)
+    with xp.quiet():
+        return _value.value(problem.relaxed)
 
 
 class _Targets(NamedTuple):
@@ -101,11 +84,6 @@ def _targets(targets: ArrayLike, rows: Rows) -> _Targets:
     return _Targets(t.reshape(rows.data.shape), bool(np.isin(t, (0.0, 1.0)).all()))
 
 
-def _inner(x: Array, t: Array) -> Array:
-    """<x, t> per row, (m, 1), where 0 times an infinite logit is 0."""
-    return row_sum(np.where(t == 0, 0.0, x) * t)
-
-
 class _Loss(NamedTuple):
     rows: Rows
     value: Array  # (m, 1)
@@ -121,13 +99,14 @@ def _fenchel_young(
     two_sided: bool,
     completion: Completion | None,
 ) -> _Loss:
-    reg = regularizer(p, two_sided)
-    problem = TopKProblem.of(Rows.of("logits", logits, -1), k, lam, reg, PHIS["identity"])
+    operator = Operator(TWO_SIDED if two_sided else MASK, check_exponent(p))
+    problem = TopKProblem.of(Rows.of("logits", logits, -1), k, lam, operator)
     targets_ = _targets(targets, problem.rows)
     if completion is None:
-        return _difference(problem, _inner(problem.x, targets_.t), targets_.t)
+        inner = _value.inner(xp, problem.rows.data, targets_.t)
+        return _difference(problem, inner, targets_.t)
     check_choice("completion", completion, ("spread", "best"))
-    excess = row_sum(targets_.t) - problem.k
+    excess = xp.total(targets_.t) - problem.k
     if (excess > 1e-6 * np.maximum(problem.k, 1.0)).any():  # beyond the rounding of soft targets
         worst = int(excess.argmax())
         raise ValueError(
@@ -146,30 +125,37 @@ def _fenchel_young(
 
 def _difference(problem: TopKProblem, subtracted: Array, gradient: Array) -> _Loss:
     """f(x) minus another function of x, with its gradient."""
-    with np.errstate(invalid="ignore"):  # an infinite logit among the labels
-        value = problem.row_results(_value(problem) - subtracted)
-    return _Loss(problem.rows, value, problem.row_results(problem.mask - gradient))
+    with xp.quiet():  # an infinite logit among the labels
+        value = _value_of(problem) - subtracted
+        nan = np.where(np.isnan(problem.rows.data).any(axis=-1, keepdims=True), np.nan, 0.0)
+        return _Loss(problem.rows, value + nan, _mask(problem) - gradient + nan)
+
+
+def _mask(problem: TopKProblem) -> Array:
+    return Evaluated(problem, problem.k, problem.lam).y
 
 
 def _spread(problem: TopKProblem, t: Array) -> _Loss:
     """f(x) - <x, t'> + R(t'), where t' fills t up to the sum of y, among the candidates."""
-    candidate = problem.x > -np.inf
-    k = np.minimum(problem.k, row_sum(candidate))
-    room = np.where(candidate, 1.0 - t, 0.0)
-    left = row_sum(room)
-    t = t + room * (k - row_sum(t)) / np.where(left > 0, left, 1.0)
-    penalty = row_sum(np.where(candidate, problem.lam * problem.reg.penalty(t), 0.0))
-    return _difference(problem, _inner(problem.x, t) - penalty, t)
+    x, reg = problem.rows.data, problem.operator.reg(xp)
+    with xp.quiet():
+        t, penalty = _value.filled(xp, x, t, xp.split(problem.k), problem.lam, reg)
+        return _difference(problem, _value.inner(xp, x, t) - penalty, t)
 
 
 def _best(problem: TopKProblem, t: Array) -> _Loss:
-    """f(x) minus the best value with y = 1 on the labels: they are taken whole, and the rest is the
-    top-(k - m) of what remains."""
-    mass = row_sum(t)
-    rows = replace(problem.rows, data=np.where(t > 0, -np.inf, problem.x))
-    others = replace(problem, rows=rows, k=problem.k - mass)
-    taken = _inner(problem.x, t) - mass * problem.lam * problem.reg.penalty(np.ones(1))
-    return _difference(problem, taken + _value(others), np.where(t > 0, 1.0, others.mask))
+    """f(x) minus the best value with y = 1 on the labels."""
+    x, k, reg = problem.rows.data, xp.split(problem.k), problem.operator.reg(xp)
+    rest = []
+
+    def value(x: Array, k: Count) -> Array:
+        rows = replace(problem.rows, data=x)
+        rest.append(replace(problem, rows=rows, k=k.whole + k.frac))
+        return _value_of(rest[0])
+
+    with xp.quiet():
+        taken = _value.best(xp, x, t, k, problem.lam, reg, value)
+    return _difference(problem, taken, np.where(t > 0, 1.0, _mask(rest[0])))
 
 
 def topk_loss(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ._types import Array, FloatArray, PhiName
+from . import _namespace as xp
+from ._maths.scalars import Phi
+from ._types import Array, Bools, FloatArray, PhiName
 from .arguments import Rows, check_k, check_phi
 from .hard import ones_k
-from .phis import Phi
 from .polytope import broadcast_weights, permutahedron_value
-from .rowwise import row_any, row_sum
 
 # Membership in a polytope is decided up to the rounding of the sums that define it.
 _ROUNDING = 1e-12
@@ -56,7 +56,7 @@ def support_negentropy(y: ArrayLike, k: ArrayLike, *, axis: int = -1) -> FloatAr
 def _conjugate_of_top_k(y: ArrayLike, k: ArrayLike, phi: PhiName, axis: int) -> FloatArray:
     rows = Rows.of("y", y, axis)
     w = ones_k(check_k(rows.per_row("k", k), rows.n), rows.n)
-    return rows.restore_scalars(_conjugate(rows.data, w, check_phi(phi)))
+    return rows.restore_scalars(_conjugate(rows.data, w, Phi(xp, phi)))
 
 
 def conjugate(
@@ -70,34 +70,39 @@ def conjugate(
     (0 inside, infinity outside, up to rounding). w must be nonnegative unless phi is the identity.
     """
     rows = Rows.of("y", y, axis)
-    checked = check_phi(phi)
-    w_rows = broadcast_weights(rows, w, checked)
+    check_phi(phi)
+    w_rows = broadcast_weights(rows, w, phi)
     w_sorted = -np.sort(-w_rows.data, axis=-1)
-    return rows.restore_scalars(_conjugate(rows.data, w_sorted, checked))
+    return rows.restore_scalars(_conjugate(rows.data, w_sorted, Phi(xp, phi)))
 
 
 def _conjugate(y: Array, w: Array, phi: Phi) -> Array:
     """Row by row, for w in decreasing order; (m, 1)."""
-    invalid = row_any(np.isnan(y) | ~np.isfinite(w))
+    invalid = _any(np.isnan(y) | ~np.isfinite(w))
     size = np.where(np.isfinite(y), np.abs(y) if phi.even else y, 0.0)
     size, w = -np.sort(-size, axis=-1), np.where(np.isfinite(w), w, 0.0)
     if phi.name in ("identity", "abs"):
         value = _indicator(size, w, equal_sums=phi.name == "identity")
     else:
-        value = np.array([_divergence(*row, phi) for row in zip(size, w, strict=True)])
+        with xp.quiet():
+            value = np.array([_divergence(*row, phi) for row in zip(size, w, strict=True)])
         value = value.reshape(-1, 1)
     outside = np.isinf(y) | ((y < 0) & (phi.name == "exp"))
-    value = np.where(row_any(outside), np.inf, value)
+    value = np.where(_any(outside), np.inf, value)
     return np.where(invalid, np.nan, value)
+
+
+def _any(flags: Bools) -> Bools:
+    return np.asarray(flags.any(axis=-1, keepdims=True))
 
 
 def _indicator(y: Array, w: Array, equal_sums: bool) -> Array:
     """0 where the sorted y is majorised by w: no partial sum above that of w."""
     excess = np.cumsum(y, axis=-1) - np.cumsum(w, axis=-1)
-    slack = _ROUNDING * row_sum(np.abs(y) + np.abs(w))
-    inside = ~row_any(excess > slack)
+    slack = _ROUNDING * xp.total(np.abs(y) + np.abs(w))
+    inside = ~_any(excess > slack)
     if equal_sums:
-        inside &= ~row_any(np.abs(excess[:, -1:]) > slack)
+        inside &= ~_any(np.abs(excess[:, -1:]) > slack)
     return np.where(inside, 0.0, np.inf)
 
 
@@ -108,7 +113,6 @@ def _divergence(y: Array, w: Array, phi: Phi) -> float:
     block, and these ratios decrease; the blocks are the faces of the least concave majorant of the
     partial sums of y over those of w, the same for every phi.
     """
-    assert phi.conjugate is not None
     blocks: list[tuple[float, float]] = []
     for mass, weight in zip(y.tolist(), w.tolist(), strict=True):
         while blocks and blocks[-1][0] * weight < mass * blocks[-1][1]:

@@ -16,16 +16,15 @@ Each operator has ``*_jvp`` (directions ``dx``, ``dk``, ``dlam``, those left out
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypedDict, Unpack
 
-import numpy as np
 from numpy.typing import ArrayLike
 
-from ._types import Array, FloatArray, Solver, SolverOptions
-from .arguments import Rows, regularizer
-from .phis import PHIS
+from ._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator
+from ._types import FloatArray, Solver, SolverOptions
+from .arguments import Rows, check_exponent
 from .relaxed import Evaluated, TopKCotangents, TopKProblem
-from .solution import Linearization
 
 
 class SignOptions(TypedDict, total=False):
@@ -49,91 +48,42 @@ class MagOptions(SignOptions, total=False):
     debias: bool
 
 
+def _evaluated(
+    x: ArrayLike, k: ArrayLike, lam: ArrayLike, operator: Operator, options: SignOptions
+) -> Evaluated:
+    rows = Rows.of("x", x, options.get("axis", -1))
+    solver, given = options.get("solver", "threshold"), options.get("solver_options")
+    return Evaluated(TopKProblem.of(rows, k, lam, operator, solver, given), k, lam)
+
+
+def _exponent(options: SignOptions) -> float:
+    return check_exponent(options.get("p", 2.0))
+
+
 def _mask(
-    x: ArrayLike,
-    k: ArrayLike,
-    lam: ArrayLike = 0.1,
-    *,
-    p: float = 2.0,
-    two_sided: bool = False,
-    axis: int = -1,
-    solver: Solver = "threshold",
-    solver_options: SolverOptions | None = None,
+    x: ArrayLike, k: ArrayLike, lam: ArrayLike = 0.1, **options: Unpack[MaskOptions]
 ) -> Evaluated:
-    reg, phi = regularizer(p, two_sided), PHIS["identity"]
-    problem = TopKProblem.of(Rows.of("x", x, axis), k, lam, reg, phi, solver, solver_options)
-    return _share_selected(problem, k, lam)
-
-
-def _sign(
-    x: ArrayLike,
-    k: ArrayLike,
-    lam: ArrayLike = 0.1,
-    *,
-    p: float = 2.0,
-    axis: int = -1,
-    solver: Solver = "threshold",
-    solver_options: SolverOptions | None = None,
-) -> Evaluated:
-    reg, phi = regularizer(p), PHIS["abs"]
-    problem = TopKProblem.of(Rows.of("x", x, axis), k, lam, reg, phi, solver, solver_options)
-    return _share_selected(problem, k, lam)
-
-
-def _share_selected(problem: TopKProblem, k: ArrayLike, lam: ArrayLike) -> Evaluated:
-    def linearization() -> Linearization:
-        return problem.linearize().hard(problem.hard, 0.0)
-
-    fused = problem.fused()
-    y = problem.sign * problem.mask if fused is None else fused.y
-    return Evaluated(problem, y, linearization, k, lam, fused)
+    op = TWO_SIDED if options.pop("two_sided", False) else MASK
+    return _evaluated(x, k, lam, Operator(op, _exponent(options)), options)
 
 
 def _topk(
     x: ArrayLike, k: ArrayLike, lam: ArrayLike = 0.1, **options: Unpack[MaskOptions]
 ) -> Evaluated:
-    mask = _mask(x, k, lam, **options)
-    x_rows = mask.problem.x
-
-    def linearization() -> Linearization:
-        return mask.linearization().times_x(x_rows, mask.y)
-
-    y = np.where(mask.y == 0, 0.0, x_rows) * mask.y  # 0 and not NaN for padding
-    return Evaluated(mask.problem, y, linearization, k, lam)
+    return replace(_mask(x, k, lam, **options), times_x=True)
 
 
 def _mag(
-    x: ArrayLike,
-    k: ArrayLike,
-    lam: ArrayLike = 0.1,
-    *,
-    p: float = 2.0,
-    debias: bool = True,
-    axis: int = -1,
-    solver: Solver = "threshold",
-    solver_options: SolverOptions | None = None,
+    x: ArrayLike, k: ArrayLike, lam: ArrayLike = 0.1, **options: Unpack[MagOptions]
 ) -> Evaluated:
-    reg, phi = regularizer(p), PHIS["half_square"]
-    problem = TopKProblem.of(Rows.of("x", x, axis), k, lam, reg, phi, solver, solver_options)
-
-    def linearization() -> Linearization:
-        hard = problem.hard_mask if problem.hard.any() else 0.0
-        return problem.linearize(debias=debias).hard(problem.hard, hard)
-
-    fused = problem.fused(debias=debias)
-    y = _magnitudes(problem, debias) if fused is None else fused.y
-    return Evaluated(problem, y, linearization, k, lam, fused)
+    debias = options.pop("debias", True)
+    return _evaluated(x, k, lam, Operator(MAGNITUDE, _exponent(options), debias), options)
 
 
-def _magnitudes(problem: TopKProblem, debias: bool) -> Array:
-    solution = problem.solution
-    y = problem.reg.response(solution.d)
-    if debias:
-        selected = solution.alone & (solution.weight == 1)
-        y = np.where(selected, problem.x, y + problem.relaxing_lam * solution.d)
-    if problem.hard.any():
-        y = np.where(problem.hard, problem.x * problem.hard_mask, y)
-    return problem.sign * y
+def _sign(
+    x: ArrayLike, k: ArrayLike, lam: ArrayLike = 0.1, **options: Unpack[SignOptions]
+) -> Evaluated:
+    return _evaluated(x, k, lam, Operator(SIGN, _exponent(options)), options)
 
 
 def topk_mask(

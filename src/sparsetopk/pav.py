@@ -9,14 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ._maths.isotonic import PHI_NAMES
+from ._namespace import bracketed_root
 from ._types import Array, Bools, Ints
 from .core import native
-from .isotonic import Isotonic, block_ids
-from .roots import increasing_root
-from .rowwise import block_sum, row_max
-from .solution import Solution
-
-_PHI_NUMBERS = {"identity": 0, "half_square": 1, "abs": 2, "exp": 3}  # as in csrc/isotonic.hpp
+from .isotonic import Isotonic
 
 
 class Block(NamedTuple):
@@ -29,16 +26,15 @@ class Block(NamedTuple):
     delta: float  # (s_start - g)/lam
 
 
-def solve(problem: Isotonic) -> Solution:
-    """Merge neighbouring blocks while v increases from one to the next.
+def solve(problem: Isotonic) -> tuple[Array, Bools]:
+    """d, and which entries are the first of their block.
 
-    A merged block solves sum_B S((s_i - g)/lam) = phi'(g) sum_B w_i: in closed form for p = 2 with
-    phi identity, abs or half_square, else by safeguarded Newton to float resolution. The residual is the
-    largest violation of that equation over the blocks; the order of v holds by construction.
+    Neighbouring blocks are merged while v increases from one to the next. A merged block solves
+    sum_B S((s_i - g)/lam) = phi'(g) sum_B w_i: in closed form for p = 2 with phi identity, abs or
+    half_square, else by safeguarded Newton to float resolution.
     """
     d, first = (_loop if native is None else _compiled)(problem)
-    joined = first[:, 1:] == first[:, :-1]
-    return problem.solution(d, joined, _residual(problem, d, joined))
+    return d, first == np.arange(first.shape[-1])
 
 
 def _compiled(problem: Isotonic) -> tuple[Array, Ints]:
@@ -46,8 +42,8 @@ def _compiled(problem: Isotonic) -> tuple[Array, Ints]:
     s, w, lam = (np.ascontiguousarray(a) for a in (problem.s, problem.w, problem.lam))
     d, first = np.empty_like(s), np.empty(s.shape, dtype=np.int64)
     native.solve_isotonic(
-        _PHI_NUMBERS[problem.unconstrained_phi.name],
-        problem.reg.exponent,
+        PHI_NAMES.index(problem.phi.name),
+        problem.exponent,
         s.shape[0],
         s.shape[1],
         s.ctypes.data,
@@ -95,10 +91,10 @@ def _merge(problem: Isotonic, row: int, left: Block, right: Block, gap: float) -
     block = Block(
         left.start, left.size + right.size, offset, left.weight + right.weight, delta=np.nan
     )
-    phi = problem.unconstrained_phi.name
-    if problem.reg.exponent == 1.0 and phi == "identity":
+    phi = problem.phi.name
+    if problem.exponent == 1.0 and phi == "identity":
         delta = (block.weight - offset) / block.size
-    elif problem.reg.exponent == 1.0 and phi == "half_square":
+    elif problem.exponent == 1.0 and phi == "half_square":
         lam, s = float(problem.lam[row, 0]), float(problem.s[row, block.start])
         delta = (s * block.weight - offset) / (block.size + lam * block.weight)
     else:  # the new threshold lies between the two old ones
@@ -107,24 +103,16 @@ def _merge(problem: Isotonic, row: int, left: Block, right: Block, gap: float) -
 
 
 def _newton(problem: Isotonic, row: int, block: Block, lo: float, hi: float) -> float:
-    reg, phi = problem.reg, problem.unconstrained_phi
+    reg, phi = problem.reg, problem.phi
     lam, first = problem.lam[row], problem.s[row, block.start]
     t = (problem.s[row, block.start : block.start + block.size] - first) / lam
     weight = np.array([block.weight])
 
-    def equation(delta: Array) -> tuple[Array, Array]:
+    def equation(delta: Array) -> tuple[Array, Array, Array]:
         g = first - lam * delta
         value = reg.response(t + delta).sum() - phi.prime(g) * weight
         slope = reg.slope(t + delta).sum() + lam * phi.curvature(g, weight)
-        return value, delta - value / slope
+        return value, -value / slope, np.zeros_like(value)
 
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # The root may be any double, 0 among them: enough halvings of the bracket to reach it.
-        root = increasing_root(equation, np.array([lo]), np.array([hi]), max_iter=4 * 1200)
-    return float(root.checked()[0])
-
-
-def _residual(problem: Isotonic, d: Array, joined: Bools) -> Array:
-    prime = problem.unconstrained_phi.prime(problem.s - problem.lam * d)
-    violation = block_sum(problem.reg.response(d) - prime * problem.w, block_ids(joined))
-    return row_max(np.abs(violation))
+    # The root may be any double, 0 among them: enough halvings of the bracket to reach it.
+    return float(bracketed_root(equation, np.array([lo]), np.array([hi]), limit=4 * 1200)[0])

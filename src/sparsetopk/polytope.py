@@ -15,22 +15,18 @@ from typing import NamedTuple, TypedDict, Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
+from . import _namespace as xp
 from ._cached import cached_property
+from ._maths.blocks import Blocks
+from ._maths.isotonic import Solved, blocks_of
+from ._maths.isotonic import value as isotonic_value
+from ._maths.operator import OF_PHI, Operator
+from ._maths.response import lam_floor
+from ._maths.scalars import Phi
 from ._types import Array, Bools, FloatArray, Ints, IsotonicSolver, PhiName, SolverOptions
-from .arguments import (
-    Rows,
-    as_real_array,
-    check_lam,
-    check_p,
-    check_phi,
-    check_solver,
-)
+from .arguments import Rows, as_real_array, check_exponent, check_lam, check_phi, check_solver
 from .hard import descending_order, ranks
-from .phis import Phi
-from .regularizers import PNorm
-from .relaxed import RowProblem, solve_sorted
-from .rowwise import block_sum, row_any, row_sum
-from .solution import Linearization, Solution, linearize
+from .isotonic import solve_isotonic
 
 
 class OrderingOptions(TypedDict, total=False):
@@ -56,13 +52,13 @@ class PermutahedronCotangents(NamedTuple):
     lam: Array
 
 
-def broadcast_weights(rows: Rows, w: ArrayLike, phi: Phi) -> Rows:
+def broadcast_weights(rows: Rows, w: ArrayLike, phi: PhiName) -> Rows:
     """w as rows in the shape of x, nonnegative if phi asks for it; a vector lies along the axis."""
     w_rows = _along(rows, "w", w)
-    if phi.name != "identity" and (w_rows.data < 0).any():
+    if phi != "identity" and (w_rows.data < 0).any():
         raise ValueError(
             "w must be nonnegative unless phi='identity', got "
-            f"{np.nanmin(w_rows.data):g} with phi={phi.name!r}"
+            f"{np.nanmin(w_rows.data):g} with phi={phi!r}"
         )
     return w_rows
 
@@ -87,89 +83,145 @@ def _along(rows: Rows, name: str, w: ArrayLike) -> Rows:
 
 
 @dataclass(frozen=True)
-class PermutahedronProblem(RowProblem):
-    """Any w, as rows (m, n)."""
+class PermutahedronProblem:
+    """Rows x and w (m, n) with lam (m, 1), and what is asked of them."""
 
-    reg: PNorm
+    rows: Rows
     w_rows: Rows
+    lam: Array
+    phi_name: PhiName
+    exponent: float
+    solver: IsotonicSolver
+    options: SolverOptions
+
+    @property
+    def phi(self) -> Phi:
+        return Phi(xp, self.phi_name)
 
     @cached_property
     def invalid(self) -> Bools:
         """Rows (m, 1) whose result is NaN."""
-        return row_any(~np.isfinite(self.rows.data) | ~np.isfinite(self.w_rows.data))
+        finite = np.isfinite(self.rows.data) & np.isfinite(self.w_rows.data)
+        return np.asarray(~finite.all(axis=-1, keepdims=True))
+
+    @property
+    def _nan(self) -> Array:
+        return np.where(self.invalid, np.nan, 0.0)
 
     @cached_property
-    def order(self) -> Ints:
-        return descending_order(self.x)
+    def x(self) -> Array:
+        """The rows, with 0 for those that are invalid and |x| for even phi."""
+        x = np.where(self.invalid, 0.0, self.rows.data)
+        return np.abs(x) if self.phi.even else x
 
     @cached_property
-    def w_order(self) -> Ints:
-        return descending_order(self.w_rows.data)
+    def sign(self) -> Array:
+        """What the result is multiplied with: the sign of x for even phi, with 1 for 0; else (1, 1)."""
+        return np.where(self.rows.data < 0, -1.0, 1.0) if self.phi.even else np.ones((1, 1))
 
     @cached_property
-    def paired(self) -> Ints:
-        """The index of the entry of w that every entry of x is paired with: w_rank(x)."""
-        return np.take_along_axis(self.w_order, ranks(self.order), axis=-1)
+    def hard(self) -> Bools:
+        """Rows (m, 1) with lam = 0."""
+        return self.lam == 0
+
+    @cached_property
+    def solved(self) -> Solved:
+        """Of the relaxed rows; in hard ones every entry stands alone beside its weight."""
+        w = np.where(self.invalid, 0.0, self.w_rows.data)
+        order, w_order = descending_order(self.x), descending_order(w)
+        paired = np.take_along_axis(w_order, ranks(order), axis=-1)
+        index = np.broadcast_to(np.arange(self.x.shape[-1]), self.x.shape)
+        found = Solved(np.zeros_like(self.x), index.copy(), paired)
+        soft = ~self.hard[:, 0]
+        if self.x[soft].size:
+            part = solve_isotonic(
+                self.x[soft],
+                w[soft],
+                self.lam[soft],
+                self.phi_name,
+                self.exponent,
+                self.solver,
+                self.options,
+            )
+            for whole, rows in zip(found, part, strict=True):
+                whole[soft] = rows
+        return found
 
     @cached_property
     def w_paired(self) -> Array:
         """The LMO of the permutahedron at phi(x)."""
         w = np.where(self.invalid, 0.0, self.w_rows.data)
-        return np.take_along_axis(w, self.paired, axis=-1)
+        return np.take_along_axis(w, self.solved.paired, axis=-1)
 
-    def _solve(self, rows: Bools) -> Solution:
-        order, lam = self.order[rows], self.lam[rows]
-        s = np.take_along_axis(self.x[rows], order, axis=-1)
-        w = np.take_along_axis(self.w_paired[rows], order, axis=-1)
-        solved = solve_sorted(s, w, lam, self.reg, self.phi, self.solver, self.options)
-        return solved.scatter(order)
+    @cached_property
+    def blocks(self) -> Blocks:
+        operator = Operator(OF_PHI[self.phi_name], self.exponent)
+        with xp.quiet():
+            return blocks_of(
+                xp,
+                self.x,
+                self.w_paired,
+                np.where(self.hard, 1.0, self.lam),
+                self.solved.d,
+                self.solved.block,
+                phi=self.phi_name,
+                exponent=self.exponent,
+                floor=lam_floor(xp, self.rows.dtype, operator),
+            )
 
     @cached_property
     def y(self) -> Array:
         """y_{phi,R}(x, w) as rows; for lam = 0 phi'(x) times the LMO."""
-        hard = self.phi.prime(self.x) * self.w_paired
-        return self.sign * np.where(self.hard, hard, self.reg.response(self.solution.d))
+        with xp.quiet():
+            hard = self.phi.prime(self.x) * self.w_paired
+            return self.sign * np.where(self.hard, hard, self.blocks.y()) + self._nan + 0.0
 
-    @cached_property
-    def linearization(self) -> Linearization:
-        """For lam = 0 the derivative in x is that of phi', the one in w is phi'(x)."""
-        soft = linearize(self.solution, self.relaxing_lam, self.reg, self.phi)
-        if not self.hard.any():
-            return soft.signed(self.sign)
-        curvature = 0.0 if self.phi.name == "abs" else self.phi.curvature(self.x, self.w_paired)
-        return soft.hard(self.hard, curvature).signed(self.sign)
+    def tangent(self, dx: Array | None, dw: Array | None, dlam: Array | None) -> Array:
+        """Of y; for lam = 0 the derivative in x is that of phi', the one in w is phi'(x)."""
+        with xp.quiet():
+            da = None if dx is None else self.sign * dx
+            paired = None if dw is None else _gather(dw, self.solved.paired)
+            dweight = None if paired is None else xp.block_sum(paired, self.solved.block)
+            moved = self.blocks.tangent(da, dweight, dlam).y
+            hard = np.zeros_like(moved)
+            if da is not None:
+                hard = hard + self.phi.curvature(self.x, self.w_paired) * da
+            if paired is not None:
+                hard = hard + self.phi.prime(self.x) * paired
+            return self.sign * np.where(self.hard, hard, moved) + self._nan + 0.0
 
-    def _w_blocks(self) -> tuple[Array, Ints]:
-        """dy_i = factor_i * (sum of dw over block of i), with hard rows' entries alone."""
-        linear = self.linearization
-        alone = np.arange(self.x.shape[-1])
-        factor = np.where(self.hard, self.sign * self.phi.prime(self.x), linear.in_weight)
-        return factor, np.where(self.hard, alone, linear.block)
-
-    def jvp_w(self, dw: Array) -> Array:
-        factor, block = self._w_blocks()
-        return factor * block_sum(np.take_along_axis(dw, self.paired, axis=-1), block)
-
-    def vjp_w(self, dy: Array) -> Array:
-        factor, block = self._w_blocks()
-        out = np.empty_like(dy)
-        np.put_along_axis(out, self.paired, block_sum(factor * dy, block), axis=-1)
-        return out
-
-    def dense_w(self) -> Array:
-        """dy_i/dw_j, as (m, n, n)."""
-        factor, block = self._w_blocks()
-        w_block = np.empty_like(block)
-        np.put_along_axis(w_block, self.paired, block, axis=-1)
-        return np.where(block[:, :, None] == w_block[:, None, :], factor[:, :, None], 0.0)
+    def cotangent(self, g: Array) -> tuple[Array, Array, Array]:
+        """Of x and w (m, n), and of lam (m, 1)."""
+        with xp.quiet():
+            g = self.sign * g
+            found = self.blocks.cotangent(g)
+            dx = np.where(self.hard, self.phi.curvature(self.x, self.w_paired) * g, found.x)
+            dw = np.where(self.hard, self.phi.prime(self.x) * g, found.weight)
+            dlam = np.where(self.hard, 0.0, xp.total(found.lam))
+            (dw,) = xp.unsort(self.solved.paired, dw)
+            return self.sign * dx + self._nan + 0.0, dw + self._nan, dlam + self._nan
 
     def value(self) -> Array:
         """f_{phi,R}(x, w) = R*(x - u) + sum_i w_i phi(u_i), (m, 1); for lam = 0, f_phi(x, w)."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            hard = self.w_paired * self.phi.value(self.x)
-            soft = self.relaxing_lam * self.reg.conjugate(self.solution.d)
-            soft = soft + self.w_paired * self.phi.value(self.solution.u)
-        return self.row_results(row_sum(np.where(self.hard, hard, soft)))
+        with xp.quiet():
+            hard = xp.total(self.w_paired * self.phi.value(self.x))
+            soft = isotonic_value(self.blocks, self.x, self.w_paired)
+            return np.where(self.hard, hard, soft) + self._nan
+
+    def matrices(self, columns: Array) -> FloatArray:
+        """(n, m, n), a tangent for every j, as dy_i behind the leading axes of x, and j."""
+        columns = np.broadcast_to(columns, (self.rows.n, *self.rows.data.shape))
+        return self.rows.restore_matrices(np.moveaxis(columns, 0, -1))
+
+    @property
+    def basis(self) -> Array:
+        return np.eye(self.rows.n)[:, None, :]
+
+
+def _gather(dw: Array, paired: Ints) -> Array:
+    """Every entry of w, or a basis of them, beside its partner."""
+    shape = np.broadcast_shapes(dw.shape, paired.shape)
+    return np.take_along_axis(np.broadcast_to(dw, shape), np.broadcast_to(paired, shape), axis=-1)
 
 
 def permutahedron_problem(
@@ -184,12 +236,12 @@ def permutahedron_problem(
     solver_options: SolverOptions | None = None,
 ) -> PermutahedronProblem:
     rows = Rows.of("x", x, axis)
-    checked = check_phi(phi)
-    w_rows = broadcast_weights(rows, w, checked)
+    op = check_phi(phi)
+    w_rows = broadcast_weights(rows, w, phi)
     lam_rows = check_lam(rows.per_row("lam", lam))
-    reg = PNorm(check_p(p))
-    options = check_solver(solver, ("pav", "dykstra", "bca"), solver_options, reg, checked)
-    return PermutahedronProblem(rows, lam_rows, reg, checked, solver, options, w_rows)
+    e = check_exponent(p)
+    options = check_solver(solver, ("pav", "dykstra", "bca"), solver_options, Operator(op, e))
+    return PermutahedronProblem(rows, w_rows, lam_rows, phi, e, solver, options)
 
 
 def permutahedron(
@@ -218,7 +270,7 @@ def permutahedron(
     problem = permutahedron_problem(
         x, w, lam, p=p, phi=phi, axis=axis, solver=solver, solver_options=solver_options
     )
-    return problem.result(problem.y)
+    return problem.rows.restore(problem.y)
 
 
 def permutahedron_jvp(
@@ -233,17 +285,16 @@ def permutahedron_jvp(
 ) -> FloatArray:
     """Directional derivative of ``permutahedron`` along ``dx``, ``dw`` and ``dlam``."""
     problem = permutahedron_problem(x, w, lam, **options)
-    rows, linear = problem.rows, problem.linearization
-    dy = np.zeros_like(problem.x)
-    if dx is not None:
-        dy = dy + linear.jvp(rows.tangent("dx", dx))
-    if dw is not None:
-        if np.shape(dw) != np.shape(w):
-            raise ValueError(f"dw must have the shape of w, {np.shape(w)}, got {np.shape(dw)}")
-        dy = dy + problem.jvp_w(_along(rows, "dw", dw).data)
-    if dlam is not None:
-        dy = dy + linear.in_lam * rows.per_row("dlam", dlam)
-    return problem.result(dy)
+    rows = problem.rows
+    if dw is not None and np.shape(dw) != np.shape(w):
+        raise ValueError(f"dw must have the shape of w, {np.shape(w)}, got {np.shape(dw)}")
+    return rows.restore(
+        problem.tangent(
+            None if dx is None else rows.tangent("dx", dx),
+            None if dw is None else _along(rows, "dw", dw).data,
+            None if dlam is None else rows.per_row("dlam", dlam),
+        )
+    )
 
 
 def permutahedron_vjp(
@@ -256,13 +307,10 @@ def permutahedron_vjp(
 ) -> PermutahedronCotangents:
     """Cotangents of x, w and lam for the cotangent ``dy`` of ``permutahedron``."""
     problem = permutahedron_problem(x, w, lam, **options)
-    rows, linear = problem.rows, problem.linearization
-    g = rows.tangent("dy", dy)
-    in_lam = row_sum(linear.in_lam * g)
+    rows = problem.rows
+    dx, dw, dlam = problem.cotangent(rows.tangent("dy", dy))
     return PermutahedronCotangents(
-        problem.result(linear.vjp(g)),
-        _sum_to_weights(rows, problem.row_results(problem.vjp_w(g)), w),
-        rows.sum_to(problem.row_results(in_lam), lam),
+        rows.restore(dx), _sum_to_weights(rows, dw, w), rows.sum_to(dlam, lam)
     )
 
 
@@ -286,7 +334,7 @@ def permutahedron_jacobian(
 ) -> FloatArray:
     """Dense Jacobian of ``permutahedron`` in x: symmetric."""
     problem = permutahedron_problem(x, w, lam, **options)
-    return problem.matrices(problem.linearization.dense())
+    return problem.matrices(problem.tangent(problem.basis, None, None))
 
 
 def permutahedron_value(

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from . import bca, core, dykstra, pav, threshold
+from . import _namespace as xp
+from . import core
 from ._cached import cached_property
+from ._maths import threshold
+from ._maths.isotonic import Solved
+from ._maths.operator import Operator
+from ._maths.response import Relaxed, lam_floor
+from ._maths.threshold import State
+from ._maths.topk_isotonic import prepare
 from ._types import Array, Bools, FloatArray, Solver, SolverOptions
 from .arguments import Rows, check_k, check_lam, check_solver
-from .hard import descending_order, hard_mask, ones_k
-from .isotonic import Isotonic
-from .phis import Phi
-from .regularizers import PNorm, Regularizer
-from .rowwise import row_any, row_max, row_sum
-from .solution import Linearization, Solution, linearize
+from .hard import hard_mask
+from .isotonic import solve_isotonic
+from .solution import ByBlocks, ByThreshold, Tangents, TopK
 
 
 class TopKCotangents(NamedTuple):
@@ -30,99 +33,16 @@ class TopKCotangents(NamedTuple):
     lam: Array
 
 
-def solve_sorted(
-    s: Array,
-    w: Array,
-    lam: Array,
-    reg: Regularizer,
-    phi: Phi,
-    solver: Solver,
-    options: SolverOptions,
-) -> Solution:
-    """The isotonic problem for s and w in decreasing order, by pav, dykstra or bca."""
-    assert isinstance(reg, PNorm)  # check_solver has seen to it
-    problem = Isotonic(s, w, lam, reg, phi)
-    if solver == "pav":
-        return pav.solve(problem)
-    if solver == "dykstra":
-        return dykstra.solve(problem, dykstra.RULE.given(**options))
-    return bca.solve(problem, bca.RULE.given(**options))
-
-
 @dataclass(frozen=True)
-class RowProblem(ABC):
-    """Rows x (m, n) with lam (m, 1), the regulariser and phi; a subclass says what w is."""
+class TopKProblem:
+    """Rows x (m, n) with k and lam (m, 1), and what is asked of them."""
 
     rows: Rows
-    lam: Array
-    reg: Regularizer
-    phi: Phi
-    solver: Solver
-    options: SolverOptions
-
-    @property
-    @abstractmethod
-    def invalid(self) -> Bools:
-        """Rows (m, 1) whose result is NaN."""
-
-    @abstractmethod
-    def _solve(self, rows: Bools) -> Solution:
-        """The solution of the given rows (m,), which have lam > 0."""
-
-    @cached_property
-    def solution(self) -> Solution:
-        """Of the relaxed rows; hard ones have a trivial one, which nobody looks at."""
-        soft = ~self.hard[:, 0]
-        if self.x.size and soft.all():
-            return self._solve(soft)
-        trivial = Solution.trivial(self.x)
-        if self.x[soft].size == 0:
-            return trivial
-        return trivial.with_rows(soft, self._solve(soft))
-
-    @cached_property
-    def x(self) -> Array:
-        """The rows, with 0 for those that are invalid and |x| for even phi."""
-        x = self.rows.data
-        if self.invalid.any():
-            x = np.where(self.invalid, 0.0, x)
-        return np.abs(x) if self.phi.even else x
-
-    @cached_property
-    def sign(self) -> Array:
-        """What the result is multiplied with: the sign of x for even phi, with 1 for 0; else (1, 1)."""
-        return np.where(self.rows.data < 0, -1.0, 1.0) if self.phi.even else np.ones((1, 1))
-
-    @cached_property
-    def hard(self) -> Bools:
-        """Rows (m, 1) with lam = 0."""
-        return self.lam == 0
-
-    @cached_property
-    def relaxing_lam(self) -> Array:
-        """lam, with a stand-in for hard rows, whose relaxed solution nobody looks at."""
-        return np.where(self.hard, 1.0, self.lam)
-
-    def result(self, rows: Array) -> FloatArray:
-        """(m, any length) in the shape and dtype of x; NaN for invalid rows, 0 for -0."""
-        rows = rows + 0.0
-        rows[self.invalid[:, 0]] = np.nan
-        return self.rows.restore(rows)
-
-    def row_results(self, rows: Array) -> Array:
-        """(m, 1), with NaN for invalid rows."""
-        return np.where(self.invalid, np.nan, rows)
-
-    def matrices(self, dense: Array) -> FloatArray:
-        """(m, n, n) behind the leading axes of x."""
-        return self.rows.restore_matrices(np.where(self.invalid[:, :, None], np.nan, dense))
-
-
-@dataclass(frozen=True)
-class TopKProblem(RowProblem):
-    """w = 1_k, with k (m, 1)."""
-
     k: Array
+    lam: Array
+    operator: Operator
+    solver: Solver = "threshold"
+    options: SolverOptions | None = None
 
     @classmethod
     def of(
@@ -130,134 +50,158 @@ class TopKProblem(RowProblem):
         rows: Rows,
         k: ArrayLike,
         lam: ArrayLike,
-        reg: Regularizer,
-        phi: Phi,
+        operator: Operator,
         solver: Solver = "threshold",
         options: SolverOptions | None = None,
     ) -> TopKProblem:
-        return cls(
-            rows,
-            check_lam(rows.per_row("lam", lam)),
-            reg,
-            phi,
-            solver,
-            check_solver(solver, ("threshold", "pav", "dykstra", "bca"), options, reg, phi),
-            check_k(rows.per_row("k", k), rows.n),
-        )
+        lam_rows = check_lam(rows.per_row("lam", lam))
+        solvers: Collection[Solver] = ("threshold", "pav", "dykstra", "bca")
+        options = check_solver(solver, solvers, options, operator)
+        k_rows = check_k(rows.per_row("k", k), rows.n)
+        return cls(rows, k_rows, lam_rows, operator, solver, options)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the core computes the output and its cotangents at once."""
+        has = core.native is not None and self.operator.is_compiled
+        return has and self.solver == "threshold" and self.rows.data.size > 0
 
     @cached_property
-    def invalid(self) -> Bools:
-        """Rows (m, 1) whose result is NaN: infinite entries have a meaning unless phi is even."""
-        x = self.rows.data
-        return row_any(~np.isfinite(x) if self.phi.even else np.isnan(x))
-
-    def fused(self, *, debias: bool = False) -> core.Solved | None:
-        """The output straight from the compiled core, where it has the operator and the solver."""
-        operator = core.operator(self.reg, self.phi, debias)
-        if operator is None or self.solver != "threshold" or self.options or not self.x.size:
-            return None
-        return core.solve(operator, self.rows.data, self.k, self.lam)
+    def compiled(self) -> core.Solved:
+        return core.solve(self.operator, self.rows.data, self.k, self.lam)
 
     @cached_property
-    def hard_mask(self) -> Array:
-        return hard_mask(self.x, self.k)
-
-    @cached_property
-    def mask(self) -> Array:
-        """S(d), or the hard mask where lam = 0: y for phi identity, |y| for phi = |.|."""
-        soft = self.reg.response(self.solution.d)
-        return np.where(self.hard, self.hard_mask, soft) if self.hard.any() else soft
-
-    @cached_property
-    def overfull(self) -> Bools:
-        """Rows (m, 1) with more than k entries at +inf, which share k."""
-        return row_sum(self.x == np.inf) > self.k
-
-    def _solve(self, rows: Bools) -> Solution:
-        x, k, lam = self._shared_x()[rows], self.k[rows], self.lam[rows]
+    def solved(self) -> TopK:
+        """The rows with their derivatives; there must be at least one entry."""
         if self.solver == "threshold":
-            rule = threshold.RULE.given(**self.options)
-            return threshold.solve(x, k, lam, self.reg, self.phi, rule)
-        k = np.minimum(k, row_sum(x > -np.inf))
-        x = _without_infinities(x, lam)
-        order = descending_order(x)
-        s, w = np.take_along_axis(x, order, axis=-1), ones_k(k, x.shape[-1])
-        solved = solve_sorted(s, w, lam, self.reg, self.phi, self.solver, self.options)
-        return solved.scatter(order)
+            return ByThreshold(self.relaxed)
+        return self._by_blocks()
 
-    def _shared_x(self) -> Array:
-        """x; where more than k entries are +inf, these tie and are the only candidates."""
-        if not self.overfull.any():
-            return self.x
-        return np.where(self.overfull, np.where(self.x == np.inf, 0.0, -np.inf), self.x)
+    @cached_property
+    def relaxed(self) -> Relaxed:
+        """From the threshold of every row."""
+        x, k = self.rows.data, xp.split(self.k)
+        if self.is_compiled:
+            state = State(*np.split(self.compiled.state, 2, axis=-1))
+        else:
+            with xp.quiet():
+                state = threshold.solve(xp, xp.Whole(x), k, self.lam, self.operator)
+        floor = lam_floor(xp, self.rows.dtype, self.operator)
+        with xp.quiet():
+            return Relaxed.of(xp, x, k, self.lam, state, self.operator, sums=xp.sums, floor=floor)
 
-    def linearize(self, *, debias: bool = False) -> Linearization:
-        """Derivatives of the relaxed rows; where +inf entries share k, x does not move them."""
-        result = linearize(self.solution, self.relaxing_lam, self.reg, self.phi, debias=debias)
-        sign = self.sign
-        if self.phi.name == "half_square":
-            # Which of several zeros would be selected is open: only if all are do they have a slope.
-            sign = np.where((self.x == 0) & (self.k < self.rows.n), 0.0, sign)
-        result = result.signed(sign)
-        if not self.overfull.any():
-            return result
-        return result.frozen_in_x(self.overfull)
+    def _by_blocks(self) -> ByBlocks:
+        x, phi = self.rows.data, self.operator.phi(xp)
+        with xp.quiet():
+            rows = prepare(xp, x, xp.split(self.k), self.lam, self.operator)
+        solved = _only(rows.soft[:, 0], rows.a, rows.w, rows.lam, self)
+        masks = np.zeros_like(x)
+        if (self.lam == 0).any():
+            masks = hard_mask(np.abs(x) if phi.even else x, self.k)
+        return ByBlocks(rows, solved, self.operator, masks, self.rows.dtype)
 
 
-def _without_infinities(x: Array, lam: Array) -> Array:
-    """Finite stand-ins for infinite entries, too far from the others to be pooled with them."""
-    finite = np.isfinite(x)
-    if finite.all():
-        return x
-    limit = np.finfo(np.float64).max
-    top = row_max(np.where(finite, x, -limit))
-    bottom = -row_max(np.where(finite, -x, -limit))
-    top, bottom = np.where(row_any(finite), top, 0.0), np.where(row_any(finite), bottom, 0.0)
-    with np.errstate(over="ignore"):
-        above = np.minimum(top + 2.0 * (lam + np.abs(top)), limit)
-        below = np.maximum(bottom - 2.0 * (lam + np.abs(bottom)), -limit)
-    return np.where(finite, x, np.where(x > 0, above, below))
+def _only(soft: Bools, a: Array, w: Array, lam: Array, problem: TopKProblem) -> Solved:
+    """The isotonic solution of the rows that are relaxed; the others have none."""
+    operator, options = problem.operator, problem.options or {}
+    index = np.broadcast_to(np.arange(a.shape[-1]), a.shape)
+    found = Solved(np.zeros_like(a), index.copy(), index.copy())
+    if soft.any():
+        part = solve_isotonic(
+            a[soft],
+            w[soft],
+            lam[soft],
+            operator.phi_name,
+            operator.exponent,
+            problem.solver,
+            options,
+        )
+        for whole, rows in zip(found, part, strict=True):
+            whole[soft] = rows
+    return found
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An operator at one input: its output, and its derivatives on demand."""
+    """An operator at one input, with k and lam as they came: its output and its derivatives.
+
+    With ``times_x`` it is x times the output.
+    """
 
     problem: TopKProblem
-    y: Array
-    linearization: Callable[[], Linearization]
     k: ArrayLike
     lam: ArrayLike
-    fused: core.Solved | None = None
+    times_x: bool = False
+
+    @cached_property
+    def y(self) -> Array:
+        """The output as rows (m, n)."""
+        problem = self.problem
+        if problem.rows.data.size == 0:
+            return problem.rows.data
+        y = problem.compiled.y if problem.is_compiled else problem.solved.y
+        if not self.times_x:
+            return y
+        return np.where(y == 0, 0.0, problem.rows.data) * y  # 0 and not NaN for padding
+
+    @property
+    def _finite_x(self) -> Array:
+        """An infinite x, padding or not, has no slope."""
+        x = self.problem.rows.data
+        return np.where(np.isfinite(x), x, 0.0)
 
     def output(self) -> FloatArray:
-        return self.problem.result(self.y)
+        return self.problem.rows.restore(self.y + 0.0)
+
+    def _tangent(self, tangents: Tangents) -> Array:
+        dy = self.problem.solved.tangent(tangents)
+        if self.times_x:
+            with xp.quiet():
+                dy = _bounded(self._finite_x * dy)
+            if tangents[0] is not None:
+                dy = dy + replace(self, times_x=False).y * tangents[0]
+        return dy
 
     def jvp(self, dx: ArrayLike | None, dk: ArrayLike | None, dlam: ArrayLike | None) -> FloatArray:
         """dy = (dy/dx) dx + (dy/dk) dk + (dy/dlam) dlam."""
-        rows, linear = self.problem.rows, self.linearization()
-        dy = np.zeros_like(self.y)
-        if dx is not None:
-            dy = dy + linear.jvp(rows.tangent("dx", dx))
-        if dk is not None:
-            dy = dy + linear.in_k * rows.per_row("dk", dk)
-        if dlam is not None:
-            dy = dy + linear.in_lam * rows.per_row("dlam", dlam)
-        return self.problem.result(dy)
+        rows = self.problem.rows
+        tangents = (
+            None if dx is None else rows.tangent("dx", dx),
+            None if dk is None else rows.per_row("dk", dk),
+            None if dlam is None else rows.per_row("dlam", dlam),
+        )
+        if rows.data.size == 0:
+            return rows.restore(rows.data)
+        return rows.restore(self._tangent(tangents) + 0.0)
 
     def vjp(self, dy: ArrayLike) -> TopKCotangents:
-        problem = self.problem
-        g = problem.rows.tangent("dy", dy)
-        if self.fused is not None:
-            dx, in_k, in_lam = self.fused.vjp(g)
-        else:
-            linear = self.linearization()
-            dx, in_k, in_lam = linear.vjp(g), row_sum(linear.in_k * g), row_sum(linear.in_lam * g)
+        problem, rows = self.problem, self.problem.rows
+        g = rows.tangent("dy", dy)
+        dx, dk, dlam = g, np.zeros_like(problem.k), np.zeros_like(problem.lam)
+        if rows.data.size:
+            with xp.quiet():
+                of_y = _bounded(self._finite_x * g) if self.times_x else g
+            solved = problem.compiled.vjp if problem.is_compiled else problem.solved.cotangent
+            dx, dk, dlam = solved(of_y)
+            if self.times_x:
+                dx = dx + replace(self, times_x=False).y * g
         return TopKCotangents(
-            problem.result(dx),
-            problem.rows.sum_to(problem.row_results(in_k), self.k),
-            problem.rows.sum_to(problem.row_results(in_lam), self.lam),
+            rows.restore(dx + 0.0), rows.sum_to(dk, self.k), rows.sum_to(dlam, self.lam)
         )
 
     def jacobian(self) -> FloatArray:
-        return self.problem.matrices(self.linearization().dense())
+        """dy_i/dx_j behind the leading axes of x: a tangent for every j."""
+        rows = self.problem.rows
+        basis = np.eye(rows.n)[:, None, :]
+        dense = np.zeros((*rows.data.shape, rows.n))
+        if rows.data.size:
+            columns = np.broadcast_to(
+                self._tangent((basis, None, None)), (rows.n, *rows.data.shape)
+            )
+            dense = np.moveaxis(columns, 0, -1)
+        return rows.restore_matrices(dense)
+
+
+def _bounded(values: Array) -> Array:
+    """Sums and products of slopes stay finite."""
+    return np.clip(values, -1e280, 1e280)

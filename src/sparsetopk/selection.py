@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._types import Array, Bools, FloatArray
-from .arguments import Rows, check_positive_int, regularizer
+from . import _namespace as xp
+from ._maths import select
+from ._maths.operator import MAGNITUDE, MASK, TWO_SIDED, Operator
+from ._maths.response import Relaxed
+from ._maths.select import Window, default_capacity
+from ._types import Array, FloatArray
+from .arguments import Rows, check_exponent, check_positive_int
 from .hard import descending_order
 from .operators import topk_mag, topk_mask
-from .phis import PHIS
 from .relaxed import TopKProblem
-from .rowwise import row_sum
-from .threshold import order_statistic
-
-# The search for lam: in steps of this factor, so many of them, within these bounds.
-_STEP, _STEPS, _SMALLEST = 16.0, 40, 1e-300
 
 
 class Selection(NamedTuple):
@@ -29,11 +26,6 @@ class Selection(NamedTuple):
     values: FloatArray
     indices: NDArray[np.int64]
     dropped: FloatArray
-
-
-def default_capacity(k: float, n: int) -> int:
-    """k slots and a quarter more, at least 8, for the entries that are shared at the boundary."""
-    return min(n, math.ceil(k) + max(8, math.ceil(k / 4)))
 
 
 def topk_select(
@@ -113,66 +105,23 @@ def choose_lam(
     """
     if magnitude and two_sided:
         raise ValueError("two_sided must be False when magnitude=True, got True")
-    phi = PHIS["half_square" if magnitude else "identity"]
-    problem = TopKProblem.of(Rows.of("x", x, axis), k, 1.0, regularizer(p, two_sided), phi)
-    fractional = min(check_positive_int("fractional", fractional), problem.rows.n)
+    op = MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK
+    rows, operator = Rows.of("x", x, axis), Operator(op, check_exponent(p))
+    problem = TopKProblem.of(rows, k, 1.0, operator)
+    fractional = min(check_positive_int("fractional", fractional), rows.n)
+    if rows.data.size == 0:
+        return rows.unflatten(np.ones_like(problem.k))
+    bad = ~np.isfinite(rows.data) if magnitude else np.isnan(rows.data)
+    invalid = bad.any(axis=-1, keepdims=True)
+    data = np.where(invalid, 0.0, np.abs(rows.data) if magnitude else rows.data)
+    s = -np.sort(-data, axis=-1)
+    with xp.quiet():
+        window = Window.of(xp, s, rows.n, xp.split(problem.k), fractional)
+        inside = replace(rows, data=window.s)
 
-    margin = 64 * np.finfo(np.float64).eps * np.maximum(problem.k, 1.0)
+        def relax(lam: Array) -> Relaxed:
+            k = window.k.whole + window.k.frac
+            return replace(problem, rows=inside, k=k, lam=lam).relaxed
 
-    def enough(lam: Array) -> Bools:
-        at = replace(problem, lam=lam)
-        counted = at.solution.block == 0
-        if not magnitude:  # what is fractional in the dtype of x
-            counted = counted & (
-                at.mask < 1 - margin
-            )  # a rounding of the threshold must not decide
-            y = at.mask.astype(problem.rows.dtype)
-            counted = counted & (y > 0) & (y < 1)
-        return row_sum(counted) >= fractional
-
-    with np.errstate(over="ignore", under="ignore"):
-        scale = _scale(problem, p, fractional)
-        lam = (1 + 1e-9) * _smallest(enough, scale)
-    return problem.rows.unflatten(problem.row_results(lam))
-
-
-def _scale(problem: TopKProblem, p: float, fractional: int) -> Array:
-    """The scale of lam that leaves ``fractional`` entries open, by the scaling laws.
-
-    From the distance over so many entries to both sides of the boundary, and not from the whole row,
-    which may have outliers. For magnitude, lam g^(p-1) is such a distance, g the size at the boundary.
-    """
-    x, n = problem.x, problem.rows.n
-    limit = np.finfo(np.float64).max
-    x = np.clip(x, -limit, limit)
-    i = np.concatenate([problem.k - fractional, problem.k + fractional, problem.k], axis=-1)
-    if x.size == 0:
-        return np.ones_like(problem.k)
-    stats = order_statistic(x, np.clip(np.ceil(i), 1, n).astype(np.intp))
-    distance = stats[:, 0:1] / 2 - stats[:, 1:2] / 2
-    if problem.phi.even:
-        g = np.where(stats[:, 2:] > 0, stats[:, 2:], 1.0)
-        distance = distance / g ** (p - 1.0)
-    return np.clip(np.where(distance > 0, distance, 1.0), _SMALLEST, 1.0 / _SMALLEST)
-
-
-def _smallest(enough: Callable[[Array], Bools], scale: Array) -> Array:
-    """The smallest lam for which ``enough`` holds, row by row; ``scale`` where none was found."""
-    found, missed = scale.copy(), scale.copy()
-    for factor, looking_for in ((_STEP, True), (1.0 / _STEP, False)):
-        lam = scale
-        for _ in range(_STEPS):  # up until it is enough, down until it is not
-            holds = enough(lam)
-            found, missed = np.where(holds, lam, found), np.where(holds, missed, lam)
-            if np.all(holds == looking_for):
-                break
-            lam = np.where(
-                holds == looking_for, lam, np.clip(lam * factor, _SMALLEST, 1 / _SMALLEST)
-            )
-    possible = enough(found)
-    lo, hi = np.log(np.minimum(missed, found)), np.log(found)
-    for _ in range(30):
-        middle = (lo + hi) / 2
-        holds = enough(np.exp(middle))
-        lo, hi = np.where(holds, lo, middle), np.where(holds, middle, hi)
-    return np.where(possible, np.exp(hi), scale)
+        lam = select.choose_lam(xp, window, operator, fractional, relax, rows.dtype)
+    return rows.unflatten(np.where(invalid, np.nan, lam))

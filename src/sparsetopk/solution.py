@@ -1,206 +1,163 @@
-"""What every solver returns, and the closed-form derivatives that follow from it (Proposition 7)."""
+"""Solved rows of NumPy arrays: their outputs, and derivatives in closed form.
+
+Three kinds, one face: top-k by its threshold, top-k by an isotonic solver, and the permutahedron. Each
+has its output ``y`` (m, n), ``tangent`` and ``cotangent``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from ._types import Array, Bools, Ints
-from .phis import Phi
-from .regularizers import Regularizer
-from .roots import ConvergenceError
-from .rowwise import block_sum
+from . import _namespace as xp
+from ._maths.blocks import Blocks
+from ._maths.isotonic import Solved, blocks_of
+from ._maths.operator import MAGNITUDE, Operator
+from ._maths.response import Relaxed, lam_floor
+from ._maths.topk_isotonic import Paired, Prepared, is_undecided, output
+from ._types import Array, Bools
 
-# Keeps sums and products of slopes finite, for any lam > 0.
-_STEEPEST = 1e280
-
-
-@dataclass(frozen=True)
-class StoppingRule:
-    """Work until the residual is at most ``tol``; give up after ``max_iter`` iterations."""
-
-    tol: float
-    max_iter: int
-    fixed_count: bool = False  # take exactly max_iter iterations, whatever the residual
-
-    def given(self, *, tol: float | None = None, max_iter: int | None = None) -> StoppingRule:
-        """The rule with a user's options: ``max_iter`` alone asks for exactly so many."""
-        if max_iter is not None and tol is None:
-            return StoppingRule(0.0, max_iter, fixed_count=True)
-        return StoppingRule(
-            self.tol if tol is None else tol, self.max_iter if max_iter is None else max_iter
-        )
-
-    def check(self, solver: str, converged: Bools, residual: Array) -> None:
-        if not self.fixed_count and not converged.all():
-            raise ConvergenceError(
-                f"solver '{solver}' still has a residual of {np.max(residual):.2e} after "
-                f"{self.max_iter} iterations, expected at most tol={self.tol:.0e}; raise max_iter "
-                "or tol in solver_options, or take another solver"
-            )
+Tangents = Sequence[Array | None]
 
 
-@dataclass(frozen=True)
-class Solution:
-    """The minimiser u of R*(x - u) + f_phi(u, w), row by row; all arrays are (rows, n).
-
-    Entries of one block share one value of u. Blocks are named by ids in [0, n] that the solver
-    hands out; they are never recovered from u.
-    """
-
-    d: Array  # (x - u) / lam: the argument of the response, y = S(d)
-    u: Array
-    weight: Array  # the entry of w that x is paired with; only its sum over a block matters
-    block: Ints
-    residual: Array  # (rows, 1): how far from optimal, in the units of the solver's stopping rule
+class TopK(Protocol):
+    """Rows (m, n) of an operator of the top-k family."""
 
     @property
-    def alone(self) -> Bools:
-        """Which entries are a block of their own."""
-        return block_sum(np.ones_like(self.d), self.block) == 1
+    def y(self) -> Array: ...
 
-    @classmethod
-    def trivial(cls, x: Array) -> Solution:
-        """Nothing is selected."""
-        zero, block = np.zeros_like(x), np.broadcast_to(np.arange(x.shape[-1]), x.shape)
-        return cls(zero, x, zero, block, np.zeros((x.shape[0], 1)))
+    @property
+    def fractional(self) -> Bools:
+        """The entries of the block."""
 
-    def with_rows(self, where: Bools, other: Solution) -> Solution:
-        """This solution, with the rows ``where`` (rows,) taken from the smaller ``other``."""
-        merged = {}
-        for field in fields(self):
-            merged[field.name] = np.array(getattr(self, field.name))
-            merged[field.name][where] = getattr(other, field.name)
-        return Solution(**merged)
+    def tangent(self, tangents: Tangents) -> Array:
+        """Of y, for tangents of x, k and lam; None is zero."""
 
-    def scatter(self, order: Ints) -> Solution:
-        """Undo the sort: the solution for x, given the one for x[order]."""
-
-        def put(values: Array) -> Array:
-            out = np.empty_like(values)
-            np.put_along_axis(out, order, values, axis=-1)
-            return out
-
-        block = np.empty_like(self.block)
-        np.put_along_axis(block, order, self.block, axis=-1)
-        return Solution(put(self.d), put(self.u), put(self.weight), block, self.residual)
+    def cotangent(self, g: Array) -> tuple[Array, Array, Array]:
+        """Of x (m, n), and of k and lam (m, 1), for that of y."""
 
 
 @dataclass(frozen=True)
-class Linearization:
-    """The derivatives of an operator at one input, row by row; all arrays are (rows, n).
+class ByThreshold:
+    """From one threshold per row."""
 
-    In x: J = diag(diag) - sum_B left_B right_B^T, blocks B as in the solution.
-    In w: dy_i = in_weight_i * (sum of dw over the block of i). In k and lam: one column each.
-    """
+    rows: Relaxed
 
-    diag: Array
-    left: Array
-    right: Array
-    block: Ints
-    in_weight: Array
-    in_k: Array
-    in_lam: Array
+    @property
+    def y(self) -> Array:
+        with xp.quiet():
+            return self.rows.y()
 
-    def jvp(self, dx: Array) -> Array:
-        """J dx."""
-        return self.diag * dx - self.left * block_sum(self.right * dx, self.block)
+    @property
+    def fractional(self) -> Bools:
+        return self.rows.split.inside
 
-    def vjp(self, dy: Array) -> Array:
-        """J^T dy."""
-        return self.diag * dy - self.right * block_sum(self.left * dy, self.block)
+    def tangent(self, tangents: Tangents) -> Array:
+        with xp.quiet():
+            return self.rows.tangent(*tangents)[1]
 
-    def dense(self) -> Array:
-        """J, as (rows, n, n)."""
-        same = self.block[:, :, None] == self.block[:, None, :]
-        outer = self.left[:, :, None] * self.right[:, None, :]
-        return np.eye(self.diag.shape[-1]) * self.diag[:, :, None] - np.where(same, outer, 0.0)
-
-    def signed(self, sign: Array) -> Linearization:
-        """The same for sign(x) * y(|x|)."""
-        return replace(
-            self,
-            diag=self.diag * sign * sign,
-            left=self.left * sign,
-            right=self.right * sign,
-            in_weight=self.in_weight * sign,
-            in_k=self.in_k * sign,
-            in_lam=self.in_lam * sign,
-        )
-
-    def times_x(self, x: Array, y: Array) -> Linearization:
-        """The same for x * y(x); an infinite x, padding or not, has no slope."""
-        finite = np.where(np.isfinite(x), x, 0.0)
-
-        def scaled(values: Array) -> Array:
-            with np.errstate(over="ignore"):
-                return np.clip(finite * values, -_STEEPEST, _STEEPEST)
-
-        return replace(
-            self,
-            diag=y + scaled(self.diag),
-            left=scaled(self.left),
-            in_weight=scaled(self.in_weight),
-            in_k=scaled(self.in_k),
-            in_lam=scaled(self.in_lam),
-        )
-
-    def frozen_in_x(self, rows: Bools, diag: Array | float = 0.0) -> Linearization:
-        """In the given rows (rows, 1), J = diag(diag)."""
-        return replace(
-            self,
-            diag=np.where(rows, diag, self.diag),
-            left=np.where(rows, 0.0, self.left),
-            right=np.where(rows, 0.0, self.right),
-        )
-
-    def hard(self, rows: Bools, diag: Array | float) -> Linearization:
-        """In the given rows (rows, 1), J = diag(diag) and no other derivative: lam = 0."""
-        return replace(
-            self.frozen_in_x(rows, diag),
-            in_weight=np.where(rows, 0.0, self.in_weight),
-            in_k=np.where(rows, 0.0, self.in_k),
-            in_lam=np.where(rows, 0.0, self.in_lam),
-        )
+    def cotangent(self, g: Array) -> tuple[Array, Array, Array]:
+        with xp.quiet():
+            return self.rows.cotangent(g)
 
 
-def linearize(
-    solution: Solution, lam: Array, reg: Regularizer, phi: Phi, *, debias: bool = False
-) -> Linearization:
-    """Derivatives of y = S(d), or of the debiased S(d) + lam d, from the blocks of the solution.
+@dataclass(frozen=True)
+class ByBlocks:
+    """From the blocks of an isotonic solver; rows with lam = 0 have the given mask."""
 
-    On a block with threshold g, sum_B S((x_i - g)/lam) = phi'(g) sum_B w_i. Differentiating, with
-    D_i = S'(d_i)/lam and c = phi''(g) sum_B w_i::
+    rows: Prepared
+    solved: Solved
+    operator: Operator
+    hard_mask: Array
+    dtype: np.dtype[np.floating]
 
-        dg = (sum_B D_i dx_i - phi'(g) sum_B dw_i) / (sum_B D_i + c),   dy_i = D_i (dx_i - dg).
-    """
-    d, u, block = solution.d, solution.u, solution.block
-    rise = reg.slope(d)  # lam D, of which shares are formed: D itself may overflow
-    with np.errstate(over="ignore"):
-        gain = np.minimum(rise / lam, _STEEPEST) + (1.0 if debias else 0.0)
-    size = block_sum(np.ones_like(d), block)
-    weight = block_sum(solution.weight, block)
-    curvature = phi.curvature(u, weight)
-    total = block_sum(rise, block) + lam * curvature
-    alone = size == 1
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # Flat everywhere on the block (p < 2, nothing selected): the limit shares equally.
-        share = np.where(total > 0, rise / total, 1.0 / size)
-        unit = np.where(total > 0, (rise + lam * debias) / total, 1.0 / size)
-        # gain * (1 - share), free of cancellation; it is gain where the curvature is infinite.
-        lone = np.where(np.isinf(curvature), gain, curvature * unit)
-    result = Linearization(
-        diag=np.where(alone, lone, gain),
-        left=np.where(alone, 0.0, gain),
-        right=np.where(alone, 0.0, share),
-        block=block,
-        in_weight=unit * phi.prime(u),
-        in_k=np.zeros_like(d),
-        in_lam=np.zeros_like(d),
-    )
-    # x enters through x/lam alone, and the debiased output has lam d besides.
-    in_lam = d * debias - result.jvp(d)
-    # k is the weight of the one block that is neither selected whole nor left out whole.
-    in_k = np.where((weight > 0) & (weight < size), result.in_weight, 0.0)
-    return replace(result, in_lam=in_lam, in_k=in_k)
+    @property
+    def _paired(self) -> Paired:
+        return Paired.of(xp, self.rows, self.solved)
+
+    def _blocks(self, debias: bool) -> Blocks:
+        rows, paired = self.rows, self._paired
+        return blocks_of(
+            xp,
+            rows.a,
+            paired.w,
+            rows.lam,
+            self.solved.d,
+            self.solved.block,
+            phi=self.operator.phi_name,
+            exponent=self.operator.exponent,
+            floor=lam_floor(xp, self.dtype, self.operator),
+        )._replace(debias=debias)
+
+    @property
+    def _debias(self) -> bool:
+        return self.operator.debias and self.operator.op == MAGNITUDE
+
+    @property
+    def _hard(self) -> Bools:
+        return self.rows.valid & ~self.rows.soft
+
+    @property
+    def _sign(self) -> Array:
+        return np.ones((1, 1)) if self.rows.sign is None else self.rows.sign
+
+    @property
+    def fractional(self) -> Bools:
+        paired = self._paired
+        return (paired.weight > 0) & (paired.weight < paired.size)
+
+    @property
+    def y(self) -> Array:
+        with xp.quiet():
+            blocks = self._blocks(debias=False)
+            y = output(xp, self.rows, self._paired, self.operator, blocks.y(), blocks.d)
+            magnitude = self.operator.op == MAGNITUDE
+            hard = np.where(self.hard_mask > 0, self.rows.x * self.hard_mask, 0.0)
+            y = np.where(self._hard, hard if magnitude else self._sign * self.hard_mask, y)
+            return np.where(self.rows.valid, y, np.nan)
+
+    @property
+    def _moving(self) -> Array:
+        """1 for entries whose output follows x, 0 for the others."""
+        still = self.rows.overfull | (is_undecided(self.rows) & (self.operator.op == MAGNITUDE))
+        return np.where(still, 0.0, 1.0)
+
+    def tangent(self, tangents: Tangents) -> Array:
+        dx, dk, dlam = tangents
+        with xp.quiet():
+            paired = self._paired
+            da = None if dx is None else self._sign * dx * self._moving
+            dweight = None
+            if dk is not None:
+                dweight = xp.block_sum(np.where(paired.shared, dk, 0.0), self.solved.block)
+            moved = self._blocks(self._debias).tangent(da, dweight, dlam).y
+            if self._debias:
+                moved = np.where(paired.weight > 0, moved, 0.0)
+                moved = np.where(paired.selected, 0.0 if da is None else da, moved)
+            if self.operator.op == MAGNITUDE:
+                moved = np.where(is_undecided(self.rows), 0.0, moved)
+            hard: Array | float = 0.0
+            if self.operator.op == MAGNITUDE and dx is not None:
+                hard = self.hard_mask * dx
+            moved = np.where(self._hard, hard, self._sign * moved)
+            return np.where(self.rows.valid, moved, np.nan)
+
+    def cotangent(self, g: Array) -> tuple[Array, Array, Array]:
+        with xp.quiet():
+            paired, rows = self._paired, self.rows
+            of_y = self._sign * g
+            if self.operator.op == MAGNITUDE:
+                of_y = np.where(is_undecided(rows), 0.0, of_y)
+            kept = (paired.weight > 0) if self._debias else np.ones((1, 1), dtype=bool)
+            selected = paired.selected & self._debias
+            found = self._blocks(self._debias).cotangent(np.where(kept & ~selected, of_y, 0.0))
+            dx = self._sign * self._moving * np.where(selected, of_y, found.x)
+            dk = xp.total(np.where(paired.shared, found.weight, 0.0))
+            dlam = xp.total(found.lam)
+            hard = self.hard_mask * g if self.operator.op == MAGNITUDE else 0.0
+            nan = np.where(rows.valid, 0.0, np.nan)
+            dx = np.where(self._hard, hard, dx) + nan
+            return dx, np.where(self._hard, 0.0, dk) + nan, np.where(self._hard, 0.0, dlam) + nan

@@ -109,7 +109,7 @@ def soft_sort_jacobian(
     """Dense Jacobian of ``soft_sort`` in x: its rows sum to 1."""
     rho = _rho(x, options.get("axis", -1), descending)
     problem = permutahedron_problem(rho, x, lam, **options)
-    return _cast(problem.matrices(problem.dense_w()), x)
+    return _cast(problem.matrices(problem.tangent(None, problem.basis, None)), x)
 
 
 def soft_rank(

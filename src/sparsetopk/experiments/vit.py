@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..selection import default_capacity
+from .._maths.select import default_capacity
 from ..torch.moe import ExpertChoice, ExpertMLP, MixtureOfExperts, Routing, upcycle
 from ..torch.moe import _normalized as normalized
 from ..torch.operators import topk_mask

@@ -15,11 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from .._maths.operator import Count, Operator
 from .._types import Solver, SolverOptions
-from ..arguments import check_p, check_solver
-from ..phis import PHIS
-from ..regularizers import PNorm, TwoSidedPNorm, exponent
-from .kinds import MAGNITUDE, MASK, SIGN, TWO_SIDED
+from ..arguments import check_exponent, check_solver
 
 Number = float | Array | np.ndarray
 """k and lam: one for all rows, or an array that broadcasts with length 1 along the axis."""
@@ -28,7 +26,6 @@ AxisName = str | tuple[str, ...] | None
 """The mesh axes over which rows are sharded, inside ``shard_map``."""
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-_PHI_NAMES = {MASK: "identity", TWO_SIDED: "identity", MAGNITUDE: "half_square", SIGN: "abs"}
 
 
 def is_readable(*values: object) -> bool:
@@ -106,27 +103,14 @@ def check_lam(lam: Number) -> None:
             raise ValueError(f"lam must be finite and at least 0, got {got}")
 
 
-def check_exponent(p: float) -> float:
-    """1/(p - 1)."""
-    return exponent(check_p(p))
-
-
 def check_jax_solver(
     solver: Solver, options: SolverOptions | None, op: int, p: float, axis_name: AxisName
 ) -> SolverOptions:
     """That the solver can do what is asked; its options."""
     if axis_name is not None and solver != "threshold":
         raise ValueError(f"solver must be 'threshold' with axis_name, got {solver!r}")
-    reg = TwoSidedPNorm(p) if op == TWO_SIDED else PNorm(p)
     solvers: Collection[Solver] = ("threshold", "pav", "dykstra")
-    return check_solver(solver, solvers, options, reg, PHIS[_PHI_NAMES[op]])  # type: ignore[index]
-
-
-class Count(NamedTuple):
-    """k in two parts: exact also above 2^24, where float32 is not."""
-
-    whole: Array  # the integer part
-    frac: Array  # the rest, in [0, 1): what carries the derivative
+    return check_solver(solver, solvers, options, Operator(op, check_exponent(p)))
 
 
 class Rows(NamedTuple):

@@ -8,28 +8,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
+from .._maths import value as _value
+from .._maths.operator import MASK, OF_PHI, TWO_SIDED, Count, Operator
+from .._maths.threshold import State
 from .._types import Completion, PhiName, Reduction
-from ..arguments import check_choice
+from ..arguments import check_choice, check_exponent
+from . import _namespace as xp
 from .arguments import (
-    Count,
     Number,
     Rows,
-    check_exponent,
     check_k_and_lam,
     compute_dtype,
     exact,
     is_hard,
     is_readable,
 )
-from .kinds import EXP, MAGNITUDE, MASK, SIGN, TWO_SIDED, Kind
-from .plain import row_sum, row_sums, tangent_sum
-from .scalars import PHIS, PNorm, lone_response
-from .threshold import Block, Setting, solve
-
-_OPS: dict[PhiName, int] = {"identity": MASK, "half_square": MAGNITUDE, "abs": SIGN, "exp": EXP}
+from .threshold import Setting, hard_mask, relaxed, solve
 
 
 def topk_value(
@@ -54,14 +51,14 @@ def topk_value(
     >>> topk_value(jnp.array([3.0, 1.0, -1.0]), k=2, lam=0.0)
     Array(4., dtype=float32)
     """
-    check_choice("phi", phi, PHIS)
+    check_choice("phi", phi, OF_PHI)
     if two_sided and phi != "identity":
         raise ValueError(f"phi must be 'identity' when two_sided=True, got {phi!r}")
     rows, e = Rows.of("x", x, axis), check_exponent(p)
     check_k_and_lam(rows, k, lam)
     if rows.x.size == 0:
         return rows.x.sum(axis=rows.axis)
-    setting = Setting(Kind(TWO_SIDED if two_sided else _OPS[phi], e), is_hard(lam))
+    setting = Setting(Operator(TWO_SIDED if two_sided else OF_PHI[phi], e), is_hard(lam))
     return _evaluate(rows.x, exact(k), lam, rows.axis, setting)
 
 
@@ -74,20 +71,10 @@ def _evaluate(x: Array, k: Array | Count, lam: Array, axis: int, setting: Settin
 
 @partial(jax.custom_jvp, nondiff_argnums=(4,))
 def value(x: Array, whole: Array, frac: Array, lam: Array, setting: Setting) -> Array:
-    """f_{phi,R}(x, 1_k), (..., 1), for rows x (..., n) in the dtype of lam.
-
-    The value of a saddle function at its saddle point: its derivatives are those of the function with
-    the point held, in x the operator, in k phi(v), in lam -sum_i r(y_i).
-    """
+    """f_{phi,R}(x, 1_k), (..., 1), for rows x (..., n) in the dtype of lam."""
     _, pivot, delta = solve(x, whole, frac, lam, setting)
-    block = Block.of(x, Count(whole, frac), lam, pivot, delta, setting)
-    total = row_sum(_dual(block) if isinstance(setting.kind.reg, PNorm) else _primal(block))
-    total = total + jnp.where(block.soft, block.left * setting.kind.phi.value(block.v), 0.0)
-    if block.hard is not None:
-        total = jnp.where(block.hard, _hard_value(block), total)
-    infinite = (row_sums(block.a == jnp.inf)[0] > 0) & ((whole > 0) | (frac > 0))
-    total = jnp.where(infinite, jnp.inf, total)
-    return jnp.where(block.invalid, jnp.nan, total)
+    rows = relaxed(x, Count(whole, frac), lam, State(pivot, delta), setting)
+    return _value.value(rows, hard_mask(rows, setting))
 
 
 @partial(value.defjvp, symbolic_zeros=True)
@@ -97,43 +84,8 @@ def _value_jvp(
     x, whole, frac, lam = at
     dx, _, dk, dlam = (None if isinstance(d, SymbolicZero) else d for d in tangents)
     y, pivot, delta = solve(x, whole, frac, lam, setting)
-    block = Block.of(x, Count(whole, frac), lam, pivot, delta, setting)
-    moved = jnp.zeros_like(lam)
-    if dx is not None:
-        moved = moved + tangent_sum(y * dx)
-    if dk is not None:
-        moved = moved + jnp.where(block.soft, setting.kind.phi.value(block.v), 0.0) * dk
-    if dlam is not None:
-        total = row_sum(jnp.where(block.a > -jnp.inf, setting.kind.reg.penalty(y), 0.0))
-        moved = moved - jnp.where(lam > 0, total, 0.0) * dlam
-    return value(x, whole, frac, lam, setting), moved
-
-
-def _dual(block: Block) -> Array:
-    """R*(x - u) + sum_i w_i phi(u_i) over the entries, but for phi(v) of the block."""
-    reg, phi, lam = block.kind.reg, block.kind.phi, block.lam
-    assert isinstance(reg, PNorm)
-    a = jnp.where(block.above, block.a, 1.0)
-    d = lone_response(a, jnp.ones_like(lam), lam, reg, phi)
-    # for x^2/2, S(d) = u: precise also where it is tiny
-    u = reg.response(d) if phi.name == "half_square" else a - lam * d
-    top = lam * reg.conjugate(d) + phi.value(u)
-    inside = lam * reg.conjugate(block.t)
-    return jnp.where(block.inside, inside, jnp.where(block.above, top, 0.0))
-
-
-def _primal(block: Block) -> Array:
-    """<x, y> - R(y) - v y over the entries; v is taken in the block alone."""
-    reg = block.kind.reg
-    y = jnp.where(block.inside, reg.response(block.t), block.above.astype(block.a.dtype))
-    x = jnp.where(jnp.isfinite(block.a), block.a, 0.0)
-    inner = jnp.where(block.inside, (x - block.v) * y, x * y)
-    return inner - jnp.where(block.a > -jnp.inf, block.lam * reg.penalty(y), 0.0)
-
-
-def _hard_value(block: Block) -> Array:
-    mask = block.hard_mask()
-    return row_sum(mask * block.kind.phi.value(jnp.where(mask > 0, block.a, 0.0)))
+    rows = relaxed(x, Count(whole, frac), lam, State(pivot, delta), setting)
+    return value(x, whole, frac, lam, setting), _value.tangent(rows, y, dx, dk, dlam)
 
 
 def topk_loss(
@@ -175,7 +127,7 @@ def topk_loss(
     targets = _check_targets(targets, rows)
     if completion is not None:
         _check_completion(completion, rows, targets, k)
-    setting = Setting(Kind(TWO_SIDED if two_sided else MASK, e), is_hard(lam))
+    setting = Setting(Operator(TWO_SIDED if two_sided else MASK, e), is_hard(lam))
     options = (rows.axis, setting, completion, reduction)
     return _loss(rows.x, targets, exact(k), lam, *options)
 
@@ -279,45 +231,18 @@ def _loss(
     return (loss.sum() if reduction == "sum" else loss.mean()).astype(logits.dtype)
 
 
-def _inner(x: Array, t: Array) -> Array:
-    """<x, t> per row, (..., 1), where 0 times an infinite logit is 0."""
-    return jnp.sum(jnp.where(t == 0, 0.0, x) * t, axis=-1, keepdims=True)
-
-
 def _fenchel_young(
     x: Array, t: Array, k: Count, lam: Array, setting: Setting, completion: Completion | None
 ) -> Array:
     """The loss of every row, (..., 1)."""
-    if completion is None:
-        subtracted = _inner(x, t)
-    elif completion == "spread":
-        subtracted = _spread(x, t, k, lam, setting)
-    else:
-        subtracted = _best(x, t, k, lam, setting)
-    return value(x, *k, lam, setting) - subtracted
+    reg = setting.kind.reg(xp)
 
+    def of_top_k(x: Array, k: Count) -> Array:
+        return value(x, *k, lam, setting)
 
-def _spread(x: Array, t: Array, k: Count, lam: Array, setting: Setting) -> Array:
-    """<x, t'> - R(t'), where t' fills t up to the sum of y, among the candidates."""
-    reg, candidate = setting.kind.reg, x > -jnp.inf
-    count = row_sums(candidate)[0]
-    total = jnp.where(k.whole >= count, count.astype(t.dtype), k.whole + k.frac)
-    room = jnp.where(candidate, 1.0 - t, 0.0)
-    left = room.sum(axis=-1, keepdims=True)
-    t = t + room * (total - t.sum(axis=-1, keepdims=True)) / jnp.where(left > 0, left, 1.0)
-    # R has no second derivative at the ends, where t' does not move.
-    at_end = (t == 0) | (t == 1)
-    penalty = reg.penalty(jnp.where(at_end, 0.5, t))
-    penalty = jnp.where(at_end, reg.penalty(lax.stop_gradient(t)), penalty)
-    penalty = jnp.where(candidate, lam * penalty, 0.0)
-    return _inner(x, t) - penalty.sum(axis=-1, keepdims=True)
-
-
-def _best(x: Array, t: Array, k: Count, lam: Array, setting: Setting) -> Array:
-    """The best value with y = 1 on the labels: they are taken whole, and the rest is the top-(k - m)
-    of what remains."""
-    labels = row_sums(t > 0)[0]
-    left = jnp.maximum(k.whole - labels, 0)
-    others = value(jnp.where(t > 0, -jnp.inf, x), left, k.frac, lam, setting)
-    whole = labels.astype(lam.dtype) * lam * setting.kind.reg.penalty(jnp.ones_like(lam))
-    return _inner(x, t) - whole + others
+    if completion == "best":
+        return of_top_k(x, k) - _value.best(xp, x, t, k, lam, reg, of_top_k)
+    added: Any = 0.0
+    if completion == "spread":
+        t, added = _value.filled(xp, x, t, k, lam, reg)
+    return of_top_k(x, k) - _value.inner(xp, x, t) + added

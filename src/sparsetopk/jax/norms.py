@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .arguments import Count, Number, Rows, check_k, check_number, compute_dtype, exact
+from .._maths.operator import Count
+from .arguments import Number, Rows, check_k, check_number, compute_dtype, exact
 from .polytope import permutahedron_value
 
 

@@ -22,23 +22,21 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from .._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Count, Operator
 from .._types import Solver, SolverOptions
+from ..arguments import check_exponent
 from . import topk_isotonic
 from .arguments import (
     AxisName,
-    Count,
     Number,
     Rows,
-    check_exponent,
     check_jax_solver,
     check_k_and_lam,
     exact,
     is_hard,
     row_length,
 )
-from .kinds import MAGNITUDE, MASK, SIGN, TWO_SIDED, Kind
-from .scalars import unsigned_zero
-from .threshold import Setting, solve
+from .threshold import Setting, solve, unsigned_zero
 
 
 @partial(jax.jit, static_argnames=("axis", "setting", "times_x"))
@@ -67,7 +65,7 @@ def _relaxed(
 ) -> Array:
     """An operator of the family, with its arguments checked."""
     rows = Rows.of("x", x, axis)
-    kind = Kind(op, check_exponent(p), debias)
+    kind = Operator(op, check_exponent(p), debias)
     check_k_and_lam(rows, k, lam, row_length(rows, axis_name))
     check_jax_solver(solver, options, op, p, axis_name)
     if rows.x.size == 0 and axis_name is None:

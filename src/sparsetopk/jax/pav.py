@@ -14,21 +14,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .._types import PhiName
+from .._maths.isotonic import PHI_NAMES, block_ids, truncate
+from .._maths.root import increasing_root
+from .._maths.scalars import Phi, PhiName, PNorm, lone_response
+from . import _namespace as xp
 from . import ffi
-from .plain import increasing_root, row_sums
-from .scalars import PHIS, Phi, PNorm, lone_response
-
-PHI_NAMES: tuple[PhiName, ...] = (
-    "identity",
-    "half_square",
-    "abs",
-    "exp",
-)  # as in csrc/isotonic.hpp
+from .plain import row_sums
 
 # Longer rows are solved in pieces of about this length, and these are merged by a second loop: it can
 # sum over a piece at once, the first one only over two neighbours at a time.
@@ -53,52 +47,16 @@ def solve_in_xla(
     x: Array, w: Array, lam: Array, phi: PhiName, exponent: float
 ) -> tuple[Array, Array, Array]:
     """The same on any device."""
-    s, order = sort(x)
-    w, w_order = sort(w)
+    s, order = xp.sort(x)
+    w, w_order = xp.sort(w)
     # For |.| without v >= 0 it is the problem of the identity.
-    unconstrained = PHIS["identity" if phi == "abs" else phi]
-    blocks = _pool(_Problem(s, w, lam, PNorm(exponent), unconstrained))
+    unconstrained = Phi(xp, "identity" if phi == "abs" else phi)
+    blocks = _pool(_Problem(s, w, lam, PNorm(xp, exponent), unconstrained))
     d, start = (s - blocks.origin) / lam + blocks.delta, blocks.start
     if phi == "abs":
-        d, start = truncate(s, lam, d, start, blocks.origin - lam * blocks.delta)
-    d, block, paired = unsort(order, d, block_ids(start), w_order)
+        d, start = truncate(xp, s, lam, d, start, blocks.origin - lam * blocks.delta)
+    d, block, paired = xp.unsort(order, d, block_ids(xp, start), w_order)
     return d, block, paired
-
-
-def sort(x: Array) -> tuple[Array, Array]:
-    """Rows in decreasing order, and that order; the lowest index first among ties."""
-    index = lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
-    s, order = lax.sort((-x, index), num_keys=1)
-    return -s, order
-
-
-def unsort(order: Array, *values: Array) -> tuple[Array, ...]:
-    """Sorted rows in the order that they came in."""
-
-    def ranks(order: Array) -> Array:
-        index = jnp.arange(order.size, dtype=order.dtype)
-        return jnp.zeros_like(order).at[order].set(index, unique_indices=True)
-
-    rank = by_rows(ranks, order)
-    return tuple(jnp.take_along_axis(v, rank, axis=-1) for v in values)
-
-
-def by_rows(f: Callable[..., Array], *arrays: Array) -> Array:
-    """f of rows (n,), for each row of (..., n): where these are sharded, XLA sees that they stay."""
-    for _ in range(arrays[0].ndim - 1):
-        f = jax.vmap(f)
-    return f(*arrays)
-
-
-def block_ids(start: Array) -> Array:
-    """0, 1, ... from which entries are the first of a block."""
-    return jnp.cumsum(start, axis=-1, dtype=jnp.int32) - 1
-
-
-def truncate(s: Array, lam: Array, d: Array, start: Array, v: Array) -> tuple[Array, Array]:
-    """For phi = |.|: v = max(v, 0); what is moved to 0 stands alone there."""
-    below = v < 0
-    return jnp.where(below, s / lam, d), start | below
 
 
 class _Problem(NamedTuple):
@@ -271,6 +229,7 @@ def _threshold(
 
     closed = reg.exponent == 1.0 and phi.name != "exp"
     return increasing_root(
+        xp,
         linear if closed else general,
         lo,
         hi,
@@ -278,4 +237,4 @@ def _threshold(
         tol=0.0,
         unit=jnp.zeros_like(lo),
         rows=wanted,
-    )
+    ).best

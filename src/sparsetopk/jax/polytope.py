@@ -11,7 +11,6 @@ Common to all of them:
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,22 +19,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .. import dykstra as numpy_dykstra
+from .._maths import dykstra
+from .._maths.isotonic import Solved
+from .._maths.operator import Operator
 from .._types import IsotonicSolver, PhiName, SolverOptions
-from ..arguments import check_phi, check_solver
-from ..regularizers import PNorm as NumpyPNorm
+from ..arguments import check_exponent, check_phi, check_solver
 from . import isotonic
 from .arguments import (
     Number,
     Rows,
-    check_exponent,
     check_lam,
     check_number,
     compute_dtype,
     is_readable,
 )
-from .isotonic import Setting, Solved, respond
-from .scalars import unsigned_zero
+from .isotonic import Setting, respond
+from .threshold import unsigned_zero
 
 
 def setting_of(
@@ -43,13 +42,14 @@ def setting_of(
 ) -> Setting:
     """What is asked of the rows of x, checked."""
     exponent = check_exponent(p)
-    options = check_solver(solver, ("pav", "dykstra"), options, NumpyPNorm(p), check_phi(phi))
+    operator = Operator(check_phi(phi), exponent)
+    options = check_solver(solver, ("pav", "dykstra"), options, operator)
     floor = 2.0 / float(jnp.finfo(x.dtype).max)
     if solver == "pav":
         return Setting(phi, exponent, floor)
-    rule = numpy_dykstra.RULE.given(**options)
-    tol = max(rule.tol, 8.0 * float(jnp.finfo(compute_dtype(x)).eps))
-    return Setting(phi, exponent, floor, rule if rule.fixed_count else replace(rule, tol=tol))
+    rule = dykstra.RULE.given(**options)
+    rounding = 8.0 * float(jnp.finfo(compute_dtype(x)).eps)
+    return Setting(phi, exponent, floor, rule.at_least(rounding))
 
 
 def checked(setting: Setting, result: Array, residual: Array) -> Array:
@@ -69,6 +69,7 @@ class _Relaxed(NamedTuple):
     lam: Array  # > 0: hard and invalid rows have a stand-in
     sign: Array | None  # of x, for even phi
     solved: Solved
+    residual: Array  # of the solver
     soft: Array  # rows (..., 1) with lam > 0
     invalid: Array  # rows (..., 1) whose result is NaN
     nan: Array  # NaN in invalid rows, and so are their derivatives
@@ -85,13 +86,13 @@ class _Relaxed(NamedTuple):
         a = jnp.where(invalid, 0.0, x if sign is None else x * sign)
         safe_lam = jnp.where(soft, jnp.maximum(lam, jnp.finfo(lam.dtype).tiny), 1.0)
         finite_w = jnp.where(invalid, 0.0, w)
-        solved = isotonic.solve(a, finite_w, safe_lam, setting)
-        solved = solved._replace(residual=jnp.where(soft, solved.residual, 0.0))
+        solved, residual = isotonic.solve(a, finite_w, safe_lam, setting)
+        residual = jnp.where(soft, residual, 0.0)
         if setting.rule is not None and not setting.rule.fixed_count:
-            invalid |= solved.residual > setting.rule.tol
+            invalid |= residual > setting.rule.tol
         paired = jnp.take_along_axis(finite_w, solved.paired, axis=-1)
         nan = (x + w + lam) * jnp.where(invalid, jnp.nan, 0.0).astype(x.dtype)
-        return cls(setting, a, paired, safe_lam, sign, solved, soft, invalid, nan)
+        return cls(setting, a, paired, safe_lam, sign, solved, residual, soft, invalid, nan)
 
     @property
     def _at(self) -> tuple[Any, ...]:
@@ -117,14 +118,14 @@ class _Relaxed(NamedTuple):
 def _y(x: Array, w: Array, lam: Number, axis: int, setting: Setting) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
     relaxed = _Relaxed.of(rows.data, _along(rows, w), rows.per_row(lam), setting)
-    return rows.restore(relaxed.y()), relaxed.solved.residual
+    return rows.restore(relaxed.y()), relaxed.residual
 
 
 @partial(jax.jit, static_argnames=("axis", "setting"))
 def _value(x: Array, w: Array, lam: Number, axis: int, setting: Setting) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
     relaxed = _Relaxed.of(rows.data, _along(rows, w), rows.per_row(lam), setting)
-    return rows.restore_scalars(relaxed.value()), relaxed.solved.residual
+    return rows.restore_scalars(relaxed.value()), relaxed.residual
 
 
 @partial(jax.jit, static_argnames=("axis", "setting", "descending"))
@@ -136,7 +137,7 @@ def _sorted(
     if not descending:
         rho = rho[..., ::-1]
     relaxed = _Relaxed.of(rho, rows.data, rows.per_row(lam), setting)
-    return rows.restore(relaxed.y()), relaxed.solved.residual
+    return rows.restore(relaxed.y()), relaxed.residual
 
 
 @partial(jax.jit, static_argnames=("axis", "setting", "descending"))
@@ -146,7 +147,7 @@ def _ranked(
     rows = Rows("x", x, axis)
     z = -rows.data if descending else rows.data
     relaxed = _Relaxed.of(z, _rho(rows), rows.per_row(lam), setting)
-    return rows.restore(relaxed.y()), relaxed.solved.residual
+    return rows.restore(relaxed.y()), relaxed.residual
 
 
 def _rho(rows: Rows) -> Array:

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ..arguments import check_positive_int
-from ..selection import default_capacity
+from .._maths import select
+from .._maths.operator import MAGNITUDE, MASK, TWO_SIDED, Count, Operator
+from .._maths.response import Relaxed
+from .._maths.select import Window, default_capacity
+from .._maths.threshold import State
+from ..arguments import check_exponent, check_positive_int
+from . import _namespace as xp
 from .arguments import (
-    Count,
     Number,
     Rows,
-    check_exponent,
     check_k_and_lam,
     compute_dtype,
     exact,
 )
-from .kinds import MAGNITUDE, MASK, TWO_SIDED, Kind
 from .operators import topk_mag, topk_mask
-from .plain import order_statistic, row_sums
-from .threshold import Block, Setting, solve
-
-# The search for lam: by this factor up and down from the scale of the row, so often, within these
-# bounds; then bisections of its logarithm.
-_STEP, _STEPS, _BISECTIONS = 16.0, 40, 30
+from .plain import Shards, row_sums
+from .threshold import Setting, relaxed, solve
 
 
 class Selection(NamedTuple):
@@ -115,7 +112,8 @@ def _largest(y: Array, capacity: int) -> Array:
     size = jnp.where(jnp.isnan(y), 0.0, jnp.abs(y))
     full = row_sums(size > 0)[0] > capacity
     slots = jnp.full(full.shape, capacity, dtype=jnp.int32)
-    boundary = jnp.where(full, order_statistic(size, slots, full), 0.0)
+    boundary = Shards(size).nth(slots, size.dtype, False, full)
+    boundary = jnp.where(full, boundary, 0.0)
     left = slots - row_sums(size > boundary)[0]
     tied = size == boundary
     return (size > boundary) | (tied & (jnp.cumsum(tied, axis=-1, dtype=jnp.int32) <= left))
@@ -160,113 +158,29 @@ def choose_lam(
     fractional = min(check_positive_int("fractional", fractional), rows.n)
     if rows.x.size == 0:
         return jnp.ones(rows.per_row_shape, dtype=compute_dtype(rows.x))
-    kind = Kind(MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK, e)
+    operator = Operator(MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK, e)
     most = None if isinstance(k, (Array, np.ndarray)) else math.ceil(k)
-    return _choose(rows.x, exact(k), rows.axis, kind, fractional, most)
+    return _choose(rows.x, exact(k), rows.axis, operator, fractional, most)
 
 
-@partial(jax.jit, static_argnames=("axis", "kind", "fractional", "most"))
+@partial(jax.jit, static_argnames=("axis", "operator", "fractional", "most"))
 def _choose(
-    x: Array, k: Array | Count, axis: int, kind: Kind, fractional: int, most: int | None
+    x: Array, k: Array | Count, axis: int, operator: Operator, fractional: int, most: int | None
 ) -> Array:
     rows = Rows("x", lax.stop_gradient(x), axis)
     split = Count(*map(lax.stop_gradient, rows.split(k)))
-    x, dtype = rows.data, compute_dtype(x)
-    window, inside = _window(jnp.abs(x) if kind.phi.even else x, split, fractional, most)
-    total = split.whole.astype(dtype) + split.frac
-    margin = 64 * jnp.finfo(dtype).eps * jnp.maximum(inside.whole.astype(dtype), 1.0)
+    x, even = rows.data, operator.phi(xp).even
+    a = jnp.abs(x) if even else x
+    count = rows.n if most is None else min(rows.n, most + fractional + 1)
+    s = lax.top_k(jnp.where(jnp.isnan(a), 0.0, a), count)[0]
+    window = Window.of(xp, s, rows.n, split, fractional)
+    setting = Setting(operator, False)
 
-    def enough(lam: Array) -> Array:
-        setting = Setting(kind, False)
-        solved = solve(window, *inside, lam, setting)
-        block = Block.of(window, inside, lam, solved.pivot, solved.delta, setting)
-        counted = block.inside
-        if kind.op != MAGNITUDE:  # what is fractional in the dtype of x
-            y = block.y()
-            counted &= y < 1 - margin  # a rounding of the threshold must not decide
-            y = y.astype(x.dtype)
-            counted &= (y > 0) & (y < 1)
-        return row_sums(counted)[0] >= fractional
+    def relax(lam: Array) -> Relaxed:
+        _, pivot, delta = solve(window.s, *window.k, lam, setting)
+        return relaxed(window.s, window.k, lam, State(pivot, delta), setting)
 
-    slack = 8 * jnp.finfo(dtype).eps
-    lam = (1 + slack) * _smallest(enough, _scale(window, inside, kind))
-    bad = ~jnp.isfinite(x) if kind.phi.even else jnp.isnan(x)
-    invalid = (row_sums(bad)[0] > 0) | ~((total >= 0) & (total <= rows.n))
+    lam = select.choose_lam(xp, window, operator, fractional, relax, x.dtype)
+    bad = ~jnp.isfinite(x) if even else jnp.isnan(x)
+    invalid = (row_sums(bad)[0] > 0) | ~split.is_valid(rows.n)
     return rows.unflatten(jnp.where(invalid, jnp.nan, lam))
-
-
-def _window(x: Array, k: Count, fractional: int, most: int | None) -> tuple[Array, Count]:
-    """The entries within ``fractional`` ranks of the boundary, and the part of k that is theirs.
-
-    Fewer than that many are open below the lam that is looked for: those outside are not among them.
-    """
-    n = x.shape[-1]
-    length = min(n, 2 * fractional + 2)
-    count = n if most is None else min(n, most + fractional + 1)
-    s = lax.top_k(jnp.where(jnp.isnan(x), 0.0, x), count)[0]
-    length = min(length, count)
-    last = k.whole + (k.frac > 0)
-    first = jnp.clip(last - fractional - 1, 0, count - length)
-    at = first + jnp.arange(length, dtype=jnp.int32)
-    return jnp.take_along_axis(s, at, axis=-1), Count(k.whole - first, k.frac)
-
-
-def _scale(window: Array, k: Count, kind: Kind) -> Array:
-    """The scale of lam at the boundary, by the scaling laws.
-
-    From the distance over the window, and not from the whole row, which may have outliers. For
-    magnitude, lam g^(p-1) is such a distance, g the size at the boundary.
-    """
-    s = window.astype(k.frac.dtype)
-    limit = jnp.finfo(s.dtype).max
-    s = jnp.clip(s, -limit, limit)
-    distance = s[..., :1] / 2 - s[..., -1:] / 2
-    if kind.op == MAGNITUDE:
-        at = jnp.clip(k.whole + (k.frac > 0) - 1, 0, s.shape[-1] - 1)
-        g = jnp.take_along_axis(s, at, axis=-1)
-        distance = distance / jnp.where(g > 0, g, 1.0) ** (1.0 / kind.exponent)
-    least = _least(s.dtype)
-    return jnp.clip(jnp.where(distance > 0, distance, 1.0), least, 1.0 / least)
-
-
-def _least(dtype: jnp.dtype) -> float:
-    return 1e-300 if dtype == jnp.float64 else 1e-36
-
-
-def _smallest(enough: Callable[[Array], Array], scale: Array) -> Array:
-    """The smallest lam for which ``enough`` holds, row by row; ``scale`` where none was found."""
-    least = _least(scale.dtype)
-
-    def walk(found: Array, missed: Array, factor: float, until: bool) -> tuple[Array, Array]:
-        """Up until it is enough, or down until it is not."""
-
-        def step(at: tuple[Any, ...]) -> tuple[Any, ...]:
-            i, lam, found, missed, done = at
-            holds = enough(lam)
-            found, missed = jnp.where(holds, lam, found), jnp.where(holds, missed, lam)
-            done = holds == until
-            further = jnp.clip(lam * factor, least, 1.0 / least)
-            return i + 1, jnp.where(done, lam, further), found, missed, done
-
-        first: tuple[Any, ...] = (
-            jnp.int32(0),
-            scale,
-            found,
-            missed,
-            jnp.zeros(scale.shape, dtype=bool),
-        )
-        going = lambda at: (at[0] < _STEPS) & ~at[-1].all()  # noqa: E731
-        return lax.while_loop(going, step, first)[2:4]
-
-    found, missed = walk(scale, scale, _STEP, True)
-    found, missed = walk(found, missed, 1.0 / _STEP, False)
-
-    def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        lo, hi = ends
-        middle = (lo + hi) / 2
-        holds = enough(jnp.exp(middle))
-        return jnp.where(holds, lo, middle), jnp.where(holds, middle, hi)
-
-    lo, hi = jnp.log(jnp.minimum(missed, found)), jnp.log(found)
-    _, hi = lax.fori_loop(0, _BISECTIONS, halve, (lo, hi))
-    return jnp.where(enough(found), jnp.exp(hi), scale)

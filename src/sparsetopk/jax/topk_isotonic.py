@@ -8,41 +8,44 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from .._maths.operator import MAGNITUDE, Count, Operator
 from .._types import IsotonicSolver, SolverOptions
+from . import _namespace as xp
 from . import isotonic
-from .arguments import Count, Number, Rows, exact
-from .isotonic import Setting, block_sum, respond
-from .kinds import MAGNITUDE, Kind
+from .arguments import Number, Rows, exact
+from .isotonic import Setting, respond
 from .polytope import checked, setting_of
-from .scalars import unsigned_zero
+from .threshold import unsigned_zero
 
 
 def evaluate(
     rows: Rows,
     k: Number,
     lam: Number,
-    kind: Kind,
+    kind: Operator,
     p: float,
     solver: IsotonicSolver,
     options: SolverOptions | None,
 ) -> Array:
     """The output in the shape of x, for checked arguments; of rows with lam = 0, anything."""
-    setting = setting_of(rows.x, p, kind.phi.name, solver, options)
+    setting = setting_of(rows.x, p, kind.phi_name, solver, options)
     return checked(setting, *_evaluate(rows.x, exact(k), lam, rows.axis, kind, setting))
 
 
 @partial(jax.jit, static_argnames=("axis", "kind", "setting"))
 def _evaluate(
-    x: Array, k: Array | Count, lam: Number, axis: int, kind: Kind, setting: Setting
+    x: Array, k: Array | Count, lam: Number, axis: int, kind: Operator, setting: Setting
 ) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
     y, residual = _of_rows(rows.data, rows.split(k), rows.per_row(lam), kind, setting)
     return rows.restore(y), residual
 
 
-def _of_rows(x: Array, k: Count, lam: Array, kind: Kind, setting: Setting) -> tuple[Array, Array]:
+def _of_rows(
+    x: Array, k: Count, lam: Array, kind: Operator, setting: Setting
+) -> tuple[Array, Array]:
     """y (..., n), and the residual of the solver (..., 1)."""
-    phi, n, (whole, frac) = kind.phi, x.shape[-1], k
+    phi, n, (whole, frac) = kind.phi(xp), x.shape[-1], k
     x = x.astype(lam.dtype)
     bad = ~jnp.isfinite(x) if phi.even else jnp.isnan(x)
     valid = (whole >= 0) & (frac >= 0) & ((whole < n) | ((whole == n) & (frac == 0)))
@@ -56,12 +59,12 @@ def _of_rows(x: Array, k: Count, lam: Array, kind: Kind, setting: Setting) -> tu
 
     w = (k.whole - jnp.arange(n, dtype=jnp.int32)).astype(lam.dtype) + lax.stop_gradient(k.frac)
     w = jnp.clip(w, 0.0, 1.0)
-    solved = isotonic.solve(a, w, lam, setting)
-    residual = jnp.where(soft, solved.residual, 0.0)
+    solved, residual = isotonic.solve(a, w, lam, setting)
+    residual = jnp.where(soft, residual, 0.0)
     if setting.rule is not None and not setting.rule.fixed_count:
         valid &= residual <= setting.rule.tol
     w = jnp.take_along_axis(w, solved.paired, axis=-1)
-    size, weight = block_sum(jnp.ones_like(w), solved.block), block_sum(w, solved.block)
+    size, weight = xp.block_sum(jnp.ones_like(w), solved.block), xp.block_sum(w, solved.block)
     # k is the weight of the one block that is neither selected whole nor left out whole.
     boundary = solved.paired == jnp.minimum(k.whole, n - 1)
     shared = boundary & (weight > 0) & (weight < size)

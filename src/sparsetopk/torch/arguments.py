@@ -15,18 +15,15 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from .._maths.operator import Operator
 from .._types import Solver, SolverOptions
-from ..arguments import check_p, check_solver
-from ..phis import PHIS
-from ..regularizers import PNorm, TwoSidedPNorm, exponent
+from ..arguments import check_exponent, check_solver
 from .kernels import PLAIN
-from .vectorized import MAGNITUDE, MASK, SIGN, TWO_SIDED
 
 Number = float | Tensor
 """k and lam: one for all rows, or a tensor that broadcasts with length 1 along the dimension."""
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_PHI_NAMES = {MASK: "identity", TWO_SIDED: "identity", MAGNITUDE: "half_square", SIGN: "abs"}
 
 
 def is_plain(*values: object) -> bool:
@@ -162,18 +159,12 @@ def check_lam(lam: Number, readable: bool) -> None:
         raise ValueError(f"lam must be finite and at least 0, got {lam}")
 
 
-def check_exponent(p: float) -> float:
-    """1/(p - 1)."""
-    return exponent(check_p(p))
-
-
 def check_torch_solver(
     solver: Solver, options: SolverOptions | None, op: int, p: float
 ) -> SolverOptions:
     """That the solver can do what is asked; its options."""
-    reg = TwoSidedPNorm(p) if op == TWO_SIDED else PNorm(p)
     solvers: Collection[Solver] = ("threshold", "pav", "dykstra")
-    return check_solver(solver, solvers, options, reg, PHIS[_PHI_NAMES[op]])  # type: ignore[index]
+    return check_solver(solver, solvers, options, Operator(op, check_exponent(p)))
 
 
 class Rows(NamedTuple):

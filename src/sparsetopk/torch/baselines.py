@@ -12,10 +12,11 @@ import math
 import torch
 from torch import Tensor
 
+from .._maths.root import increasing_root
+from ._namespace import LOOKS_ALWAYS
 from .arguments import check_float_tensor, check_k, check_number
 from .operators import topk_mag
-from .scalars import implicit
-from .vectorized import increasing_root, row_sum
+from .vectorized import row_sum
 
 
 def hard_topk_mag(x: Tensor, k: float, *, straight_through: bool = False) -> Tensor:
@@ -86,18 +87,23 @@ def _sigmoid_mask(x: Tensor, k: float, lam: float) -> Tensor:
     now, n = a.detach(), a.shape[-1]
     middle = lam * math.log(k / (n - k))
 
-    def equation(tau: Tensor) -> tuple[Tensor, Tensor]:
+    def equation(tau: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         y = torch.sigmoid((now - tau) / lam)
         value = k - row_sum(y)
-        return value, tau - lam * value / row_sum(y * (1 - y))
+        return value, -lam * value / row_sum(y * (1 - y)), row_sum(y)
 
     lo, hi = (end - middle for end in now.aminmax(dim=-1, keepdim=True))
-    tol = torch.full_like(lo, 1e-14 * k)
-    start = lo + (hi - lo) / 2
-    tau = increasing_root(equation, lo, hi, start=start, tol=tol, unit=hi - lo, stop_early=True)
+    start, rows = lo + (hi - lo) / 2, torch.ones_like(lo, dtype=torch.bool)
+    tau = increasing_root(
+        LOOKS_ALWAYS, equation, lo, hi, start=start, tol=1e-14, unit=hi - lo, rows=rows
+    ).best
     y = torch.sigmoid((now - tau) / lam)
     slope = row_sum(y * (1 - y)) / lam
-    move = implicit(lambda move: -row_sum(torch.sigmoid((a - tau - move) / lam)), 0 * tau, slope)
+    # Two Newton steps from the root: each is right to one more order of derivatives.
+    move = torch.zeros_like(tau)
+    for _ in range(2):
+        total = row_sum(torch.sigmoid((a - tau - move) / lam))
+        move = move + (total - total.detach()) / slope
     return torch.sigmoid((a - tau - move) / lam).reshape(x.shape)
 
 

@@ -1,4 +1,4 @@
-"""Dykstra's alternating projections as a torch operator, for p = 2; see the NumPy module of that name.
+"""Dykstra's alternating projections as a torch operator, for p = 2.
 
 It works with the operations of the device that the tensors are on. No derivative: see ``isotonic``.
 """
@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .pav import PHI_NAMES, fold
+from .._maths import dykstra
+from .._maths.isotonic import PHI_NAMES
+from ._namespace import LOOKS_ALWAYS, LOOKS_SELDOM
+from .pav import fold
 
 _library = torch.library.Library("sparsetopk", "FRAGMENT")
 _library.define(
     "dykstra(Tensor x, Tensor w, Tensor lam, int phi, float tol, int max_iter, bool fixed_count)"
     " -> (Tensor, Tensor, Tensor, Tensor)"
 )
-
-# Looking at the residual makes the host wait for another device.
-_SWEEPS_BETWEEN_LOOKS = 64
 
 
 def solve(
@@ -37,49 +37,10 @@ def _solve(
     x: Tensor, w: Tensor, lam: Tensor, phi: int, tol: float, max_iter: int, fixed_count: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x, w = x.to(lam.dtype), w.to(lam.dtype).expand(x.shape)
-    s, order = x.sort(dim=-1, descending=True, stable=True)
-    w, w_order = w.sort(dim=-1, descending=True, stable=True)
-    rank = order.argsort(dim=-1)
-    name = PHI_NAMES[phi]
-    d, joined, residual = _project(s, w, lam, name == "half_square", tol, max_iter, fixed_count)
-    start = torch.nn.functional.pad(~joined, (1, 0), value=True)
-    if name == "abs":  # v = max(v, 0); what is moved to 0 stands alone there
-        below = s - lam * d < 0
-        d, start = torch.where(below, s / lam, d), start | below
-    block = start.cumsum(dim=-1) - 1
-    return d.gather(-1, rank), block.gather(-1, rank), w_order.gather(-1, rank), residual
-
-
-def _project(
-    s: Tensor, w: Tensor, lam: Tensor, curved: bool, tol: float, max_iter: int, fixed_count: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """d, which neighbours share a block, and the residual, for sorted rows."""
-    # Stationarity for p = 2: h_i d_i = b_i + alpha_{i-1} - alpha_i.
-    b, h = (w * s, 1.0 + lam * w) if curved else (w, torch.ones_like(w))
-    step = 1.0 / (1.0 / h[:, :-1] + 1.0 / h[:, 1:])
-    gap = (s[:, :-1] - s[:, 1:]) / lam
-    eps = torch.finfo(s.dtype).eps
-    scale = (b / h).abs().amax(dim=-1, keepdim=True)
-    rounding = eps * b.abs().amax(dim=-1, keepdim=True)
-    alpha = s.new_zeros(s.shape[0], s.shape[1] + 1)
-    moved = torch.zeros_like(scale)
-    every = 1 if s.device.type == "cpu" else _SWEEPS_BETWEEN_LOOKS
-
-    def response() -> Tensor:
-        return (b + alpha[:, :-1] - alpha[:, 1:]) / h
-
-    for sweep in range(max_iter):
-        before = alpha.clone()
-        for first in (1, 2):
-            d = response()
-            slack = gap - d[:, :-1] + d[:, 1:]  # (v_i - v_{i+1})/lam
-            free = (alpha[:, 1:-1] - step * slack).clamp_min(0.0)
-            alpha[:, first:-1:2] = free[:, first - 1 :: 2]
-        moved = (alpha - before).abs().amax(dim=-1, keepdim=True)
-        look = not fixed_count and sweep % every == every - 1
-        if look and bool((moved <= torch.maximum(tol * scale, rounding)).all()):
-            break
-    return response(), alpha[:, 1:-1] > 0, moved / torch.where(scale > 0, scale, 1.0)
+    xp = LOOKS_ALWAYS if x.device.type == "cpu" else LOOKS_SELDOM
+    rule = dykstra.StoppingRule(tol, max_iter, fixed_count)
+    solved, residual = dykstra.solve(xp, x, w, lam, PHI_NAMES[phi], rule)
+    return *solved, residual
 
 
 def _meta(

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._maths.operator import Operator
 from . import kernels
 from .arguments import Number, Rows, is_plain
 from .differentiable import from_state
-from .kernels import Operator
-from .vectorized import MAGNITUDE
 
 
 def takes(rows: Rows, k: Number, lam: Number, operator: Operator) -> bool:
@@ -126,12 +125,10 @@ def _differentiable_backward(
     """The same with a graph, or for a g that is batched."""
 
     def live(x: Tensor, k: Number, lam: Number) -> Tensor:
-        rows, op = Rows(name, x, dim), operator.op
+        rows = Rows(name, x, dim)
+        k_rows, lam_rows = rows.per_row(k), rows.per_row(lam)
         may_be_hard = isinstance(lam, Tensor) or lam == 0
-        solved = from_state(
-            rows, rows.per_row(k), rows.per_row(lam), state, op, operator.exponent, may_be_hard
-        )
-        return rows.restore(solved.magnitude(operator.debias) if op == MAGNITUDE else solved.mask())
+        return rows.restore(from_state(rows, k_rows, lam_rows, state, operator, may_be_hard).y())
 
     return cotangents(live, (x, k, lam), g, wanted)
 

@@ -11,29 +11,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._maths.isotonic import PHI_NAMES, Solved
 from ..core import native
 from . import pav
 from .arguments import is_plain
 from .fused import cotangents
-from .isotonic import Solved, relax
+from .isotonic import relax
 from .kernels import address
-from .scalars import PHIS, PNorm
 
-_IDENTITY = pav.PHI_NAMES.index("identity")
+_IDENTITY = PHI_NAMES.index("identity")
 
 
 def evaluate(
-    x: Tensor, w: Tensor, lam: Tensor, reg: PNorm, floor: float, dtype: torch.dtype
+    x: Tensor, w: Tensor, lam: Tensor, exponent: float, floor: float, dtype: torch.dtype
 ) -> Tensor | None:
     """y in the given dtype for rows x (m, n), w (m, n) or (1, n), lam (m, 1) in float64; None where
     these are not all finite and lam > 0. ``floor`` is the least lam that slopes are taken with."""
     if native is None or not bool((lam.detach() > 0).all()):
         return None
     if not (torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or lam.requires_grad)):
-        return _forward(x, w, lam, reg, dtype, None)
+        return _forward(x, w, lam, exponent, dtype, None)
     saved = _Saved(x, w)
-    y = _forward(x, w, lam, reg, dtype, saved)
-    return None if y is None else _Fused.apply(x, w, lam, y, reg, floor, saved)  # type: ignore[no-untyped-call]
+    y = _forward(x, w, lam, exponent, dtype, saved)
+    return None if y is None else _Fused.apply(x, w, lam, y, exponent, floor, saved)  # type: ignore[no-untyped-call]
 
 
 class _Saved:
@@ -55,12 +55,12 @@ class _Saved:
 
 
 def _forward(
-    x: Tensor, w: Tensor, lam: Tensor, reg: PNorm, dtype: torch.dtype, saved: _Saved | None
+    x: Tensor, w: Tensor, lam: Tensor, exponent: float, dtype: torch.dtype, saved: _Saved | None
 ) -> Tensor | None:
     x, w, lam = pav.sortable(x.detach()), pav.sortable(w.detach()), lam.detach().contiguous()
     y = torch.empty_like(x)
     finite = native.permutahedron_forward(
-        reg.exponent,
+        exponent,
         x.element_size(),
         x.shape[0],
         x.shape[1],
@@ -83,12 +83,12 @@ class _Fused(torch.autograd.Function):
         w: Tensor,
         lam: Tensor,
         y: Tensor,
-        reg: PNorm,
+        exponent: float,
         floor: float,
         saved: _Saved,
     ) -> Tensor:
         ctx.save_for_backward(x, w, lam)
-        ctx.reg, ctx.floor, ctx.saved = reg, floor, saved
+        ctx.exponent, ctx.floor, ctx.saved = exponent, floor, saved
         return y
 
     @staticmethod
@@ -96,9 +96,9 @@ class _Fused(torch.autograd.Function):
         x, w, lam = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled() or not is_plain(g):
-            found = _differentiable_backward(x, w, lam, g, ctx.reg, ctx.floor, wanted)
+            found = _differentiable_backward(x, w, lam, g, ctx.exponent, ctx.floor, wanted)
         else:
-            found = _backward(x, w, lam, g, ctx.reg, ctx.floor, wanted, ctx.saved)
+            found = _backward(x, w, lam, g, ctx.exponent, ctx.floor, wanted, ctx.saved)
         return (*found, None, None, None, None)
 
 
@@ -107,7 +107,7 @@ def _backward(
     w: Tensor,
     lam: Tensor,
     g: Tensor,
-    reg: PNorm,
+    exponent: float,
     floor: float,
     wanted: tuple[bool, ...],
     saved: _Saved,
@@ -118,7 +118,7 @@ def _backward(
     dw = w.new_zeros(w.shape, dtype=torch.float64) if wanted[1] else None
     dlam = torch.empty_like(lam_) if wanted[2] else None
     native.permutahedron_backward(
-        reg.exponent,
+        exponent,
         g.element_size(),
         g.shape[0],
         g.shape[1],
@@ -139,16 +139,16 @@ def _differentiable_backward(
     w: Tensor,
     lam: Tensor,
     g: Tensor,
-    reg: PNorm,
+    exponent: float,
     floor: float,
     wanted: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """The same with a graph, or for a g that is batched."""
 
     def live(x: Tensor, w: Tensor, lam: Tensor) -> Tensor:
-        solved = Solved(*pav.solve(x.detach(), w.detach(), lam.detach(), _IDENTITY, reg.exponent))
+        solved = Solved(*pav.solve(x.detach(), w.detach(), lam.detach(), _IDENTITY, exponent))
         paired = w.to(lam.dtype).expand(x.shape).gather(-1, solved.paired)
-        blocks = relax(x.to(lam.dtype), paired, lam, solved, reg, PHIS["identity"], floor)
+        blocks = relax(x.to(lam.dtype), paired, lam, solved, "identity", exponent, floor)
         return blocks.y().to(g.dtype)
 
     return cotangents(live, (x, w, lam), g, wanted)

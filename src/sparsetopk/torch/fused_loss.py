@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._maths.operator import Operator
 from .._types import Completion, Reduction
 from . import fused, kernels
 from .arguments import Number, Rows, is_plain
-from .kernels import Operator
 
 
 def takes(rows: Rows, k: Number, lam: Number, operator: Operator, *others: Tensor | None) -> bool:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from .._maths.operator import Operator
 from ..core import native
-from .vectorized import MAGNITUDE, MASK, SIGN, TWO_SIDED
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 PLAIN = (Tensor, torch.nn.Parameter)
-_CLOSED_FORMS = (1.0, 2.0, 3.0)
 
 
 def address(t: Tensor | None, dtype: torch.dtype, count: int) -> int:
@@ -49,20 +46,9 @@ def _per_row(value: Tensor, stride: int, m: int) -> tuple[int, int]:
     return address(value, torch.float64, m if stride else 1), stride
 
 
-class Operator(NamedTuple):
-    """What the kernels are told about the operator."""
-
-    op: int
-    exponent: float
-    debias: bool
-
-
 def has(operator: Operator) -> bool:
     """Whether there is a kernel for the operator."""
-    return native is not None and (
-        operator.op in (MASK, MAGNITUDE, SIGN)
-        or (operator.op == TWO_SIDED and operator.exponent in _CLOSED_FORMS)
-    )
+    return native is not None and operator.is_compiled
 
 
 def forward(

@@ -5,27 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._maths import value as _value
+from .._maths.operator import MASK, OF_PHI, TWO_SIDED, Count, Operator
 from .._types import Completion, PhiName, Reduction
-from ..arguments import check_choice
+from ..arguments import check_choice, check_exponent
 from . import fused_loss
+from ._namespace import LOOKS_ALWAYS as xp
 from .arguments import (
     Number,
     Rows,
     check_dense,
-    check_exponent,
     check_float_tensor,
     check_k_and_lam,
     compute_dtype,
     is_plain,
     without_entries,
 )
-from .differentiable import Relaxed, relax
+from .differentiable import relax
 from .fused_loss import Call, one_hot, reduce
-from .kernels import Operator
-from .scalars import PHIS, PNorm
-from .vectorized import EXP, MAGNITUDE, MASK, SIGN, TWO_SIDED, regularizer, row_sum
-
-_OPS: dict[PhiName, int] = {"identity": MASK, "half_square": MAGNITUDE, "abs": SIGN, "exp": EXP}
+from .vectorized import row_sum, split
 
 
 def topk_value(
@@ -50,62 +48,15 @@ def topk_value(
     >>> topk_value(torch.tensor([3.0, 1.0, -1.0]), k=2, lam=0.0)
     tensor(4.)
     """
-    check_choice("phi", phi, PHIS)
+    check_choice("phi", phi, OF_PHI)
     if two_sided and phi != "identity":
         raise ValueError(f"phi must be 'identity' when two_sided=True, got {phi!r}")
     rows, e = Rows.of("x", x, dim), check_exponent(p)
     check_k_and_lam(rows, k, lam)
     if x.numel() == 0:
         return without_entries(x, k, lam).sum(dim=dim)
-    return rows.restore_scalars(
-        _value(relax(rows, k, lam, TWO_SIDED if two_sided else _OPS[phi], e))
-    )
-
-
-def _value(solved: Relaxed) -> Tensor:
-    """f_{phi,R}(x, 1_k) as (m, 1).
-
-    It is the value of a saddle function at its saddle point: what moves there does so without effect
-    to first order, and carries the second.
-    """
-    total = row_sum(_dual(solved) if isinstance(solved.reg, PNorm) else _primal(solved))
-    left = torch.where(solved.pivot.isfinite(), solved.left, 0.0)
-    total = total + left * solved.phi.value(solved.v)
-    if solved.hard is not None:
-        total = torch.where(solved.hard, _hard_value(solved), total)
-    infinite = (row_sum(solved.a == torch.inf) > 0) & (solved.k > 0)
-    total = torch.where(infinite, torch.inf, total)
-    return torch.where(solved.invalid, row_sum(solved.nan), total)
-
-
-def _dual(solved: Relaxed) -> Tensor:
-    """R*(x - u) + sum_i w_i phi(u_i) over the entries, but for phi(v) of the block."""
-    assert isinstance(solved.reg, PNorm)
-    lam, d = solved.lam, solved.alone()
-    u = torch.where(solved.above, solved.a, 0.0) - lam * d
-    if solved.phi.name == "half_square":  # S(d) = u: precise also where it is tiny
-        u = solved.reg.response(d)
-    top = lam * solved.reg.conjugate(d) + solved.phi.value(u)
-    block = lam * solved.reg.conjugate(torch.where(solved.inside, solved.t, 0.5))
-    return torch.where(solved.inside, block, torch.where(solved.above, top, 0.0))
-
-
-def _primal(solved: Relaxed) -> Tensor:
-    """<x, y> - R(y) - v y over the entries; v is taken in the block alone."""
-    y = torch.where(solved.inside, solved.response(), solved.above.to(solved.a.dtype))
-    finite = solved.a.isfinite()
-    x = torch.where(finite, solved.a, 0.0)
-    inner = torch.where(solved.inside, (x - solved.v) * y, x * y)
-    candidate = solved.a > -torch.inf
-    penalty = solved.reg.penalty(torch.where(solved.inside, y, 0.5))
-    saturated = solved.reg.penalty(torch.ones_like(solved.lam))  # of 0 as of 1
-    penalty = solved.lam * torch.where(solved.inside, penalty, saturated)
-    return inner - torch.where(candidate, penalty, 0.0)
-
-
-def _hard_value(solved: Relaxed) -> Tensor:
-    mask = solved.hard_mask
-    return row_sum(mask * solved.phi.value(torch.where(mask > 0, solved.a, 0.0)))
+    operator = Operator(TWO_SIDED if two_sided else OF_PHI[phi], e)
+    return rows.restore_scalars(relax(rows, k, lam, operator).value())
 
 
 def topk_loss(
@@ -172,9 +123,11 @@ def topk_loss(
     if not as_labels:
         t = one_hot(t, rows.n, compute_dtype(logits))
         if label_smoothing:
-            t = _smoothed(rows, t, label_smoothing)
+            t = _value.smoothed(xp, rows.data, t, label_smoothing)
         if completion == "spread":
-            t, added = _filled(rows, t, k, lam, operator)
+            k_rows, lam_rows, reg = split(rows.per_row(k)), rows.per_row(lam), operator.reg(xp)
+            t, total = _value.filled(xp, rows.data, t, k_rows, lam_rows, reg)
+            added = total[:, 0]
             completion = None
     if fast:
         call = Call(
@@ -262,13 +215,6 @@ def _row_weights(weight: Tensor | None, t: Tensor, ignored: int) -> Tensor | Non
     return torch.where(total > 0, weighted / torch.where(total > 0, total, 1.0), 1.0)
 
 
-def _smoothed(rows: Rows, t: Tensor, share: float) -> Tensor:
-    """(1 - share) t, and the rest of its sum evenly on the candidates."""
-    candidate = rows.data > -torch.inf
-    mean = row_sum(t) / row_sum(candidate).clamp_min(1).to(t.dtype)
-    return torch.where(candidate, (1.0 - share) * t + share * mean, t)
-
-
 def _check_completion(completion: Completion, rows: Rows, t: Tensor, k: Number) -> None:
     """That t has at most k labels and, for "best", nothing else."""
     if not is_plain(t, k):
@@ -293,22 +239,6 @@ def _check_completion(completion: Completion, rows: Rows, t: Tensor, k: Number) 
             )
 
 
-def _filled(
-    rows: Rows, t: Tensor, k: Number, lam: Number, operator: Operator
-) -> tuple[Tensor, Tensor]:
-    """t' (m, n), which fills t up to the sum of y among the candidates, and R(t') (m)."""
-    candidate = rows.data > -torch.inf
-    most = torch.minimum(rows.per_row(k), row_sum(candidate).to(t.dtype))
-    room = torch.where(candidate, 1.0 - t, 0.0)
-    left = row_sum(room)
-    t = t + room * (most - row_sum(t)) / torch.where(left > 0, left, 1.0)
-    # R has no second derivative at the ends, where t' does not move.
-    reg, at_end = regularizer(operator.op, operator.exponent), (t == 0) | (t == 1)
-    moving = reg.penalty(torch.where(at_end, 0.5, t))
-    penalty = torch.where(at_end, reg.penalty(t.detach()), moving)
-    return t, torch.where(candidate, rows.per_row(lam) * penalty, 0.0).sum(dim=-1)
-
-
 def _values(
     rows: Rows,
     t: Tensor,
@@ -321,23 +251,15 @@ def _values(
     if rows.x.numel() == 0:
         empty = Rows(rows.name, without_entries(rows.x, k, lam), rows.dim)
         return empty.data.to(t.dtype).sum(dim=-1)
-    solved = relax(rows, k, lam, operator.op, operator.exponent)
-    inner = _inner(solved.x, t)
+    k_rows, lam_rows = rows.per_row(k), rows.per_row(lam)
+    x = rows.data.to(lam_rows.dtype)
+
+    def value(x: Tensor, k: Count) -> Tensor:
+        others = Rows(rows.name, x, 1)
+        return relax(others, k.whole.to(k.frac.dtype) + k.frac, lam_rows, operator).value()
+
+    of_targets = _value.inner(xp, x, t)
     if completion == "best":
-        inner = inner + _others(solved, t, rows.per_row(lam), operator)
-    return (_value(solved) - inner)[:, 0]
-
-
-def _inner(x: Tensor, t: Tensor) -> Tensor:
-    """<x, t> per row, (m, 1), where 0 times an infinite logit is 0."""
-    return row_sum(torch.where(t == 0, 0.0, x) * t)
-
-
-def _others(solved: Relaxed, t: Tensor, lam: Tensor, operator: Operator) -> Tensor:
-    """The best value with y = 1 on the labels, but for their logits: they are taken whole, and the
-    rest is the top-(k - m) of what remains."""
-    mass = row_sum(t)
-    rows = Rows(solved.rows.name, torch.where(t > 0, -torch.inf, solved.x), 1)
-    rest = (solved.k - mass).clamp_min(0.0)
-    others = _value(relax(rows, rest, lam, operator.op, operator.exponent))
-    return others - mass * lam * solved.reg.penalty(torch.ones_like(lam))
+        reg = operator.reg(xp)
+        of_targets = _value.best(xp, x, t, split(k_rows), lam_rows, reg, value)
+    return (relax(rows, k, lam, operator).value() - of_targets)[:, 0]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .._maths.select import default_capacity
 from ..arguments import check_choice
-from ..selection import default_capacity
 from .arguments import Number, check_float_tensor, show
 from .groups import check_group
 from .modules import HardenedModule

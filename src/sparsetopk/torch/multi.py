@@ -22,16 +22,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import _namespace as xp
+from .._maths.operator import MAGNITUDE, Operator
+from .._maths.root import increasing_root
+from .._maths.scalars import Phi, PNorm, lone_response
 from .._types import Array
+from ..arguments import check_exponent
 from ..core import native
-from ..phis import PHIS, lone_response
-from ..regularizers import PNorm
-from ..roots import increasing_root
 from . import ops
 from .arguments import (
     Number,
     Rows,
-    check_exponent,
     check_float_tensor,
     check_k,
     check_lam,
@@ -54,7 +55,6 @@ from .passes import (
     State,
     TorchPasses,
 )
-from .vectorized import MAGNITUDE
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -136,9 +136,10 @@ def _concatenated(
     """In ordinary operations on the live concatenation, for every transform."""
     dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
     rows = Rows("x", torch.cat([x.flatten().to(dtype) for x in tensors]), 0)
-    y = relax(rows, k, lam, MAGNITUDE, options.exponent).magnitude(options.debias)
+    operator = Operator(MAGNITUDE, options.exponent, options.debias)
+    y = relax(rows, k, lam, operator).y()
     if options.straight_through:
-        hard = relax(rows, k, 0.0, MAGNITUDE, options.exponent).magnitude(options.debias)
+        hard = relax(rows, k, 0.0, operator).y()
         y = hard.detach() + (y - y.detach())
     parts = y.flatten().split([x.numel() for x in tensors])
     return [part.reshape(x.shape).to(x.dtype) for part, x in zip(parts, tensors, strict=True)]
@@ -407,9 +408,9 @@ class _Search:
 
     def alone(self, a: float) -> float:
         """t of an entry that is selected whole and stands alone."""
-        reg = PNorm(1.0 + 1.0 / self.row.exponent)
+        reg = PNorm(xp, self.row.exponent)
         one, lam = np.ones(1), np.array([self.row.lam])
-        return float(lone_response(np.array([a]), one, lam, reg, PHIS["half_square"])[0])
+        return float(lone_response(np.array([a]), one, lam, reg, Phi(xp, "half_square"))[0])
 
     @property
     def bounds(self) -> Bounds:
@@ -492,26 +493,28 @@ class _Search:
             return State(pivot, 0.0)
         start = (pivot - (guess.pivot - lam * guess.delta)) / lam
         root = increasing_root(
-            self.equation(pivot),
+            xp,
+            self.equation(pivot, max(row.k, 1.0) * (pivot - lam * most)),
             np.zeros(1),
             np.array([most]),
             start=np.array([start if 0 < start < most else most / 2]),
-            tol=np.array([1e-15 * max(row.k, 1.0) * (pivot - lam * most)]),
+            tol=1e-15,
             # For p > 2 a response is as steep as it likes near 0: every digit of delta counts.
-            unit=0.0 if row.exponent < 1 else most,
+            unit=np.array([0.0 if row.exponent < 1 else most]),
+            rows=np.ones(1, dtype=bool),
         )
-        return State(pivot, float(root.x[0]))
+        return State(pivot, float(root.best[0]))
 
-    def equation(self, pivot: float) -> Any:
-        """delta -> (left side minus right side, the Newton point), as in ``sparsetopk.threshold``."""
+    def equation(self, pivot: float, size: float) -> Any:
+        """delta -> (left minus right side, the Newton step, their size), as in ``_maths.threshold``."""
 
-        def equation(at: Array) -> tuple[Array, Array]:
+        def equation(at: Array) -> tuple[Array, Array, Array]:
             delta = float(at[0])
             row = self.row._replace(state=State(pivot, delta))
             mass, slope, above = self.passes.masses(row)
             left = row.k - self.over - above
             value = mass - left * row.v
-            newton = delta - np.float64(value) / (slope + row.lam * left)
-            return np.array([value]), np.array([newton])
+            step = -np.float64(value) / (slope + row.lam * left)
+            return np.array([value]), np.array([step]), np.array([size])
 
         return equation

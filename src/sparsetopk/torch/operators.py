@@ -25,22 +25,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator
 from .._types import Solver, SolverOptions
-from ..arguments import check_choice
+from ..arguments import check_choice, check_exponent
 from . import fused, sharded, topk_isotonic
 from .arguments import (
     Number,
     Rows,
     check_dim,
-    check_exponent,
     check_k_and_lam,
     check_torch_solver,
     without_entries,
 )
 from .differentiable import relax
 from .groups import check_group
-from .kernels import Operator
-from .vectorized import MAGNITUDE, MASK, SIGN, TWO_SIDED
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -85,10 +83,8 @@ def _relaxed(
     if fused.takes(rows, k, lam, operator):
         y = fused.evaluate(rows, k, lam, operator)
         return _times_finite(x, y) if times_x else y
-    solved = relax(rows, k, lam, op, operator.exponent)
-    if times_x:
-        return rows.restore(_times(solved.x, solved.mask()))
-    return rows.restore(solved.magnitude(debias) if op == MAGNITUDE else solved.mask())
+    y = relax(rows, k, lam, operator).y()
+    return rows.restore(_times(rows.data.to(y.dtype), y) if times_x else y)
 
 
 def _on_shards(
@@ -110,6 +106,7 @@ def _on_shards(
 
 def _straight_through(hard: Tensor, relaxed: Tensor) -> Tensor:
     """The value of one and the derivative of the other, also beside infinities."""
+    hard = hard.detach()
     return torch.where(hard.isinf(), hard, hard + (relaxed - relaxed.detach()))
 
 
@@ -180,7 +177,7 @@ def topk(
     y = _relaxed(x, k, lam, p, op, dim, solver, solver_options, group, times_x=True)
     if straight_through:
         hard = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, group, times_x=True)
-        y = _straight_through(hard.detach(), y)
+        y = _straight_through(hard, y)
     return y
 
 
@@ -215,7 +212,7 @@ def topk_mag(
     y = _relaxed(x, k, lam, p, MAGNITUDE, dim, solver, solver_options, group, debias=debias)
     if straight_through:
         hard = _relaxed(x, k, 0.0, p, MAGNITUDE, dim, "threshold", None, group)
-        y = _straight_through(hard.detach(), y)
+        y = _straight_through(hard, y)
     return y
 
 

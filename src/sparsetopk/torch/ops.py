@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._maths.operator import Operator
 from . import kernels, vectorized
-from .kernels import Operator
 
 _library = torch.library.Library("sparsetopk", "DEF")
 _library.define("threshold(Tensor x, Tensor k, Tensor lam, int op, float exponent) -> Tensor")

@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 
 from .._cached import cached_property
+from .._maths.operator import MAGNITUDE, Operator
+from .._maths.scalars import Phi, PNorm, lone_response
 from .._types import Array, Ints
 from ..core import native
+from ._namespace import LOOKS_ALWAYS as xp
 from .arguments import Rows
-from .differentiable import from_state, hard_mask
+from .differentiable import from_state
 from .groups import Shared
 from .kernels import DTYPES, address
-from .scalars import PHIS, PNorm, lone_response
-from .vectorized import MAGNITUDE
 
 BUCKETS = 1024  # of a histogram
 _CHUNK = 1 << 16  # entries of a piece, for the core
@@ -349,7 +350,7 @@ class TorchPasses:
         return above, below
 
     def masses(self, row: Spread) -> tuple[float, float, float]:
-        reg, mass, slope, over = PNorm(row.exponent), 0.0, 0.0, 0.0
+        reg, mass, slope, over = PNorm(xp, row.exponent), 0.0, 0.0, 0.0
         for t in (_distances(row, a) for a in map(_sizes, self._kept)):
             inside = t[(t > 0) & (t < row.top)]
             mass += float(reg.response(inside).sum())
@@ -366,11 +367,16 @@ class TorchPasses:
     def apply(self, row: Spread, left: Array) -> None:
         for x, out, mass in zip(self._xs, self._outs, self._each(left), strict=True):
             k, lam = (torch.full((1, 1), v, dtype=torch.float64, device=x.device) for v in row[2:4])
-            pivot, delta = row.state
-            state = k.new_tensor([[pivot, mass if row.lam == 0 else delta]])
+            if row.lam == 0 and math.isfinite(row.state.pivot):
+                mask = _hard_mask(_sizes(x), row.state.pivot, mass)
+                out.copy_(torch.where(mask > 0, x.to(mask.dtype) * mask, 0.0))
+                continue
+            operator, state = (
+                Operator(MAGNITUDE, row.exponent, row.debias),
+                k.new_tensor([row.state]),
+            )
             rows = Rows("x", x, 0)
-            solved = from_state(rows, k, lam, state, MAGNITUDE, row.exponent, row.lam == 0)
-            out.copy_(rows.restore(solved.magnitude(row.debias)))
+            out.copy_(rows.restore(from_state(rows, k, lam, state, operator, row.lam == 0).y()))
 
     def block_sums(self, row: Spread) -> BlockSums:
         total = np.zeros(len(BlockSums._fields))
@@ -409,11 +415,18 @@ def _signed(x: Tensor, g: Tensor | None) -> Tensor:
     return torch.where(x < 0, -g.to(torch.float64), g.to(torch.float64))
 
 
+def _hard_mask(a: Tensor, pivot: float, left: float) -> Tensor:
+    """1 above the pivot; what is left goes to the entries equal to it, the lowest index first."""
+    tied = a == pivot
+    share = (left - (tied.to(a.dtype).cumsum(dim=-1) - 1.0)).clamp(0.0, 1.0)
+    return torch.where(a > pivot, 1.0, torch.where(tied, share, 0.0))
+
+
 def _lone(row: Spread, a: Tensor) -> tuple[Tensor, Tensor]:
     """Derivatives in x and lam of an entry that is selected whole and not debiased."""
     one, lam = torch.ones_like(a[:1]), torch.full_like(a[:1], row.lam)
-    d = lone_response(a, one, lam, PNorm(row.exponent), PHIS["half_square"])
-    slope = PNorm(row.exponent).slope(d)
+    d = lone_response(a, one, lam, PNorm(xp, row.exponent), Phi(xp, "half_square"))
+    slope = PNorm(xp, row.exponent).slope(d)
     share = torch.where(slope < _STEEPEST, slope / (slope + row.lam), 1.0)
     return share, -d * share
 
@@ -423,7 +436,7 @@ def _sums_of_chunk(row: Spread, x: Tensor, g: Tensor | None) -> Array:
     t = _distances(row, a)
     inside, whole = (t > 0) & (t < row.top), t >= row.top
     t, g_inside = t[inside], g[inside]
-    rho = PNorm(row.exponent).slope(t)
+    rho = PNorm(xp, row.exponent).slope(t)
     in_lam = 0.0 if row.debias else float((g[whole] * _lone(row, a[whole])[1]).sum())
     sums = (rho, rho * g_inside, rho * t, rho * g_inside * t, g_inside)
     counts = (t.numel(), int(whole.sum()))
@@ -434,7 +447,9 @@ def _cotangents_of_chunk(row: Spread, block: Block, x: Tensor, g: Tensor | None)
     a, g = _sizes(x), _signed(x, g)
     t = _distances(row, a)
     inside, whole = (t > 0) & (t < row.top), t >= row.top
-    gain = (PNorm(row.exponent).slope(torch.where(inside, t, 1.0)) / row.lam).clamp_max(_STEEPEST)
+    gain = (PNorm(xp, row.exponent).slope(torch.where(inside, t, 1.0)) / row.lam).clamp_max(
+        _STEEPEST
+    )
     in_block = block.alone * g if block.single else float(row.debias) * g + gain * (g - block.mean)
     of_whole = g if row.debias else g * _lone(row, torch.where(whole, a, 1.0))[0]
     dx = torch.where(inside, in_block, torch.where(whole, of_whole, 0.0))
@@ -455,6 +470,6 @@ def _special_cotangents(
         if not (row.debias or row.lam == 0):
             in_x, in_lam = _lone(row, a)
     elif row.lam == 0:
-        in_x = hard_mask(a, torch.full_like(a[:1], pivot), torch.full_like(a[:1], left))
+        in_x = _hard_mask(a, pivot, left)
     dx = in_x * cotangent
     return torch.where(x < 0, 0.0 - dx, dx), float((in_lam * cotangent).sum())

@@ -7,25 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .. import pav
-from .._types import PhiName
+from .._maths.isotonic import PHI_NAMES
 from ..core import native
-from ..hard import descending_order, ranks
-from ..isotonic import Isotonic
-from ..phis import PHIS
-from ..regularizers import PNorm
+from ..isotonic import solve_isotonic
 from .kernels import address
-
-PHI_NAMES: tuple[PhiName, ...] = (
-    "identity",
-    "half_square",
-    "abs",
-    "exp",
-)  # as in csrc/isotonic.hpp
 
 _library = torch.library.Library("sparsetopk", "FRAGMENT")
 _library.define(
@@ -80,13 +68,9 @@ def _in_numpy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Without the kernel."""
     x_, w_, lam_ = (v.double().numpy() for v in (x, w.expand(x.shape), lam))
-    order, w_order = descending_order(x_), descending_order(w_)
-    s, w_sorted = np.take_along_axis(x_, order, -1), np.take_along_axis(w_, w_order, -1)
-    problem = Isotonic(s, w_sorted, lam_, PNorm(1.0 + 1.0 / exponent), PHIS[PHI_NAMES[phi]])
-    solution = pav.solve(problem).scatter(order)
-    paired = np.take_along_axis(w_order, ranks(order), -1)
-    d, block, paired_ = (torch.from_numpy(a) for a in (solution.d, solution.block, paired))
-    return d.to(lam.dtype), block, paired_
+    solved = solve_isotonic(x_, w_, lam_, PHI_NAMES[phi], exponent, "pav", {})
+    d, block, paired = (torch.from_numpy(a) for a in solved)
+    return d.to(lam.dtype), block, paired
 
 
 def _through_the_host(

@@ -17,32 +17,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import dykstra as numpy_dykstra
+from .._maths.dykstra import RULE, StoppingRule
+from .._maths.isotonic import PHI_NAMES, Solved
+from .._maths.operator import Operator
+from .._maths.scalars import Phi
 from .._types import IsotonicSolver, PhiName, SolverOptions
-from ..arguments import check_phi, check_solver
-from ..regularizers import PNorm as NumpyPNorm
-from ..solution import StoppingRule
+from ..arguments import check_exponent, check_phi, check_solver
 from . import dykstra, fused_isotonic, pav
+from ._namespace import LOOKS_ALWAYS as xp
 from .arguments import (
     Number,
     Rows,
     check_dense,
-    check_exponent,
     check_lam,
     check_number,
     compute_dtype,
     is_plain,
     without_entries,
 )
-from .isotonic import Blocks, Solved, relax
-from .scalars import PHIS, Phi, PNorm
+from .isotonic import LiveBlocks, relax
 
 
 @dataclass(frozen=True)
 class Setting:
     """What is asked of the rows, checked."""
 
-    reg: PNorm
+    exponent: float
     phi: Phi
     rule: StoppingRule | None  # of dykstra; None for pav
     readable: bool  # whether the numbers in the tensors can be looked at
@@ -56,19 +56,19 @@ class Setting:
         options: SolverOptions | None,
         *numbers: object,
     ) -> Setting:
-        reg = PNorm(check_exponent(p))
-        options = check_solver(solver, ("pav", "dykstra"), options, NumpyPNorm(p), check_phi(phi))
-        rule = None if solver == "pav" else numpy_dykstra.RULE.given(**options)
-        return cls(reg, PHIS[phi], rule, is_plain(*numbers))
+        operator = Operator(check_phi(phi), check_exponent(p))
+        options = check_solver(solver, ("pav", "dykstra"), options, operator)
+        rule = None if solver == "pav" else RULE.given(**options)
+        return cls(check_exponent(p), Phi(xp, phi), rule, is_plain(*numbers))
 
     @property
     def phi_number(self) -> int:
-        return pav.PHI_NAMES.index(self.phi.name)
+        return PHI_NAMES.index(self.phi.name)
 
     def solve(self, x: Tensor, w: Tensor, lam: Tensor) -> tuple[Solved, Tensor | None]:
         """The blocks of detached rows, and which rows (m, 1) the solver has failed at."""
         if self.rule is None:
-            return Solved(*pav.solve(x, w, lam, self.phi_number, self.reg.exponent)), None
+            return Solved(*pav.solve(x, w, lam, self.phi_number, self.exponent)), None
         tol = max(self.rule.tol, 8 * torch.finfo(lam.dtype).eps)
         d, block, paired, residual = dykstra.solve(
             x, w, lam, self.phi_number, tol, self.rule.max_iter, self.rule.fixed_count
@@ -83,7 +83,8 @@ class Setting:
 class RelaxedRows:
     """Rows (m, n) with their blocks; live tensors."""
 
-    blocks: Blocks
+    phi: Phi
+    blocks: LiveBlocks
     sign: Tensor | None  # of x, for even phi
     soft: Tensor  # rows (m, 1) with lam > 0
     invalid: Tensor  # rows (m, 1) whose result is NaN
@@ -92,15 +93,16 @@ class RelaxedRows:
     def y(self) -> Tensor:
         """y_{phi,R}(x, w); for lam = 0 phi'(x) times the LMO."""
         blocks = self.blocks
-        y = torch.where(self.soft, blocks.y(), blocks.phi.prime(blocks.x) * blocks.w)
+        y = torch.where(self.soft, blocks.y(), self.phi.prime(blocks.x) * blocks.w)
         y = y if self.sign is None else self.sign * y
         return torch.where(self.invalid, self.nan, y + 0.0)
 
     def value(self) -> Tensor:
         """f_{phi,R}(x, w), (m, 1)."""
         blocks = self.blocks
-        value = torch.where(self.soft, blocks.value(), blocks.phi.value(blocks.x) * blocks.w)
-        return torch.where(self.invalid, self.nan, value).sum(dim=-1, keepdim=True)
+        hard = (self.phi.value(blocks.x) * blocks.w).sum(dim=-1, keepdim=True)
+        value = torch.where(self.soft, blocks.value(), hard)
+        return torch.where(self.invalid, self.nan.sum(dim=-1, keepdim=True), value)
 
 
 def relax_rows(x: Tensor, w: Tensor, lam: Tensor, setting: Setting, floor: float) -> RelaxedRows:
@@ -119,8 +121,8 @@ def relax_rows(x: Tensor, w: Tensor, lam: Tensor, setting: Setting, floor: float
     paired = torch.where(invalid, 0.0, w).gather(-1, solved.paired)
     invalid = invalid if failed is None else invalid | (failed & soft)
     nan = (x + w + lam) * torch.where(invalid, torch.nan, 0.0).to(x.dtype)
-    blocks = relax(a, paired, safe_lam, solved, setting.reg, phi, floor)
-    return RelaxedRows(blocks, sign, soft, invalid, nan)
+    blocks = relax(a, paired, safe_lam, solved, phi.name, setting.exponent, floor)
+    return RelaxedRows(phi, blocks, sign, soft, invalid, nan)
 
 
 def _any(flags: Tensor) -> Tensor:
@@ -135,7 +137,7 @@ def _floor(dtype: torch.dtype) -> float:
 def _y(x: Tensor, w: Tensor, lam: Tensor, setting: Setting, dtype: torch.dtype) -> Tensor:
     """y of rows, by the fused kernels if they can, for a result in the given dtype."""
     if setting.readable and setting.rule is None and setting.phi.name == "identity":
-        y = fused_isotonic.evaluate(x, w, lam, setting.reg, _floor(dtype), dtype)
+        y = fused_isotonic.evaluate(x, w, lam, setting.exponent, _floor(dtype), dtype)
         if y is not None:
             return y
     return relax_rows(x, w, lam, setting, _floor(dtype)).y()

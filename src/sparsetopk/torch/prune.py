@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from ..arguments import check_choice
-from .arguments import check_exponent, check_lam, check_number
+from ..arguments import check_choice, check_exponent
+from .arguments import check_lam, check_number
 from .groups import Shared
 from .pruned import Group, Operator, Pruned, PrunedShard, Settings, beside, count_units
 from .schedules import ChooseLam, KeepSchedule, LamSchedule, Schedule, check_schedules

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..arguments import check_positive_int
+from .._maths import select
+from .._maths.operator import MAGNITUDE, MASK, TWO_SIDED, Operator
+from .._maths.response import Relaxed
+from .._maths.select import Window, default_capacity
+from ..arguments import check_exponent, check_positive_int
 from ..core import native
-from ..selection import default_capacity
-from . import kernels
-from .arguments import Number, Rows, check_exponent, check_k_and_lam, is_plain
-from .differentiable import relax
+from . import kernels, ops
+from ._namespace import LOOKS_ALWAYS, LOOKS_NEVER
+from .arguments import Number, Rows, check_k_and_lam, is_plain
+from .differentiable import Live
 from .operators import topk_mag, topk_mask
-from .vectorized import MAGNITUDE, MASK, TWO_SIDED, row_sum
-
-# The search for lam: by this factor up and down from the scale of the row, so often, within these
-# bounds; then bisections of its logarithm.
-_STEP, _STEPS, _BISECTIONS = 16.0, 40, 30
-_SMALLEST = {torch.float64: 1e-300, torch.float32: 1e-36}
+from .vectorized import row_sum, split
 
 
 class Selection(NamedTuple):
@@ -155,81 +153,29 @@ def choose_lam(
     if x.numel() == 0:
         return rows.unflatten(torch.ones_like(k_rows))
     op = MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK
-    most = None if isinstance(k, Tensor) else math.ceil(k)
-    window, k_window = _window(
-        rows.data.abs() if magnitude else rows.data, k_rows, fractional, most
-    )
-    open_rows = Rows("x", window, 1)
-
-    margin = 64 * torch.finfo(k_rows.dtype).eps * k_rows.clamp_min(1.0)
-
-    def enough(lam: Tensor) -> Tensor:
-        solved = relax(open_rows, k_window, lam, op, e)
-        counted = solved.inside
-        if not magnitude:  # what is fractional in the dtype of x
-            y = solved.mask()
-            counted = counted & (y < 1 - margin)  # a rounding of the threshold must not decide
-            y = y.to(rows.x.dtype)
-            counted = counted & (y > 0) & (y < 1)
-        return row_sum(counted) >= fractional
-
-    lam = (1 + 1e-9) * _smallest(enough, _scale(window, k_window, p, magnitude))
-    invalid = row_sum(~rows.data.isfinite() if magnitude else rows.data.isnan()) > 0
-    invalid = invalid | ~((k_rows >= 0) & (k_rows <= rows.n))
+    lam = _choose(rows, k_rows, None if isinstance(k, Tensor) else k, Operator(op, e), fractional)
+    bad = ~rows.data.isfinite() if magnitude else rows.data.isnan()
+    invalid = (row_sum(bad) > 0) | ~((k_rows >= 0) & (k_rows <= rows.n))
     return rows.unflatten(torch.where(invalid, torch.nan, lam))
 
 
-def _window(x: Tensor, k: Tensor, fractional: int, most: int | None) -> tuple[Tensor, Tensor]:
-    """The entries within ``fractional`` ranks of the boundary, and the part of k that is theirs.
-
-    Fewer than that many are open below the lam that is looked for: those outside are not among them.
-    """
-    n = x.shape[-1]
-    length = min(n, 2 * fractional + 2)
+def _choose(
+    rows: Rows, k: Tensor, most: float | None, operator: Operator, fractional: int
+) -> Tensor:
+    """lam (m, 1), for k (m, 1) of which none is above ``most``."""
+    x = rows.data.abs() if operator.phi(LOOKS_ALWAYS).even else rows.data
+    x = x.nan_to_num(0.0, torch.inf, -torch.inf)
     if most is None:
-        s = x.nan_to_num(0.0, torch.inf, -torch.inf).sort(dim=-1, descending=True).values
+        s = x.sort(dim=-1, descending=True).values
     else:
-        s = x.nan_to_num(0.0, torch.inf, -torch.inf).topk(min(n, most + fractional + 1)).values
-    first = (k.nan_to_num(0.0).ceil() - fractional - 1).clamp(0, max(s.shape[-1] - length, 0))
-    at = first.to(torch.int64) + torch.arange(min(length, s.shape[-1]), device=x.device)
-    return s.gather(-1, at), k - first
+        s = x.topk(min(rows.n, math.ceil(most) + fractional + 1)).values
+    window = Window.of(LOOKS_ALWAYS, s, rows.n, split(k), fractional)
+    inside = window.k.whole.to(k.dtype) + window.k.frac
+    data = window.s.to(k.dtype)
 
+    def solved(lam: Tensor) -> Relaxed:
+        state = ops.threshold(window.s, inside, lam, operator.op, operator.exponent)
+        return Live.of(data, inside, lam, state, operator, rows.x.dtype).at
 
-def _scale(window: Tensor, k: Tensor, p: float, magnitude: bool) -> Tensor:
-    """The scale of lam at the boundary, by the scaling laws.
-
-    From the distance over the window, and not from the whole row, which may have outliers. For
-    magnitude, lam g^(p-1) is such a distance, g the size at the boundary.
-    """
-    s, limit = window.to(k.dtype), torch.finfo(k.dtype).max
-    s = s.clamp(-limit, limit)
-    distance = s[:, :1] / 2 - s[:, -1:] / 2
-    if magnitude:
-        at = (k.nan_to_num(0.0).ceil() - 1).clamp(0, s.shape[-1] - 1).to(torch.int64)
-        g = s.gather(-1, at)
-        distance = distance / torch.where(g > 0, g, 1.0) ** (p - 1.0)
-    least = _SMALLEST[k.dtype]
-    return torch.where(distance > 0, distance, 1.0).clamp(least, 1.0 / least)
-
-
-def _smallest(enough: Callable[[Tensor], Tensor], scale: Tensor) -> Tensor:
-    """The smallest lam for which ``enough`` holds, row by row; ``scale`` where none was found."""
-    least = _SMALLEST[scale.dtype]
-    readable = is_plain(scale)
-    found = missed = scale
-    for factor, looking_for in ((_STEP, True), (1.0 / _STEP, False)):
-        lam = scale
-        for _ in range(_STEPS):  # up until it is enough, down until it is not
-            holds = enough(lam)
-            found, missed = torch.where(holds, lam, found), torch.where(holds, missed, lam)
-            done = holds if looking_for else ~holds
-            if readable and bool(done.all()):
-                break
-            lam = torch.where(done, lam, (lam * factor).clamp(least, 1.0 / least))
-    possible = enough(found)
-    lo, hi = torch.minimum(missed, found).log(), found.log()
-    for _ in range(_BISECTIONS):
-        middle = (lo + hi) / 2
-        holds = enough(middle.exp())
-        lo, hi = torch.where(holds, lo, middle), torch.where(holds, middle, hi)
-    return torch.where(possible, hi.exp(), scale)
+    xp = LOOKS_ALWAYS if is_plain(k) else LOOKS_NEVER
+    return select.choose_lam(xp, window, operator, fractional, solved, rows.x.dtype)

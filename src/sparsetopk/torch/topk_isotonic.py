@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._maths.operator import MAGNITUDE, Operator
 from .._types import IsotonicSolver, SolverOptions
+from ._namespace import LOOKS_ALWAYS as xp
 from .arguments import Number, Rows
-from .isotonic import block_sum, relax
-from .kernels import Operator
+from .isotonic import relax
 from .polytope import Setting
-from .vectorized import MAGNITUDE, phi_of, row_sum
+from .vectorized import row_sum
 
 
 def evaluate(
@@ -23,7 +24,7 @@ def evaluate(
     options: SolverOptions | None,
 ) -> Tensor:
     """The output as rows (m, n), for checked arguments; of rows with lam = 0, anything."""
-    phi, n = phi_of(operator.op), rows.n
+    phi, n = operator.phi(xp), rows.n
     k_rows, lam_rows = rows.per_row(k), rows.per_row(lam)
     x = rows.data.to(lam_rows.dtype)
     bad = x.isnan() if not phi.even else ~x.isfinite()
@@ -41,18 +42,19 @@ def evaluate(
     solved, failed = setting.solve(a.detach(), w, lam_rows.detach())
     valid = valid if failed is None else valid & ~failed
     w = w.gather(-1, solved.paired)
-    size, weight = block_sum(torch.ones_like(w), solved.block), block_sum(w, solved.block)
+    size = xp.block_sum(torch.ones_like(w), solved.block)
+    weight = xp.block_sum(w, solved.block)
     # k is the weight of the one block that is neither selected whole nor left out whole.
     boundary = solved.paired == k_rows.detach().floor().clamp_max(n - 1.0)
     shared = boundary & (weight > 0) & (weight < size)
     w = w + torch.where(shared, k_rows - k_rows.detach(), 0.0)
 
     floor = 2.0 / torch.finfo(rows.x.dtype).max
-    blocks = relax(a, w, lam_rows, solved, setting.reg, setting.phi, floor)
+    blocks = relax(a, w, lam_rows, solved, setting.phi.name, setting.exponent, floor)
     y = blocks.y()
     if operator.op == MAGNITUDE:
         if operator.debias:
-            y = torch.where(weight > 0, y + lam_rows * blocks.d, 0.0)
+            y = torch.where(weight > 0, y + lam_rows * blocks.d(), 0.0)
             y = torch.where((size == 1) & (weight == 1), a, y)
         # Which of several zeros would be selected is open: only if all are do they have a slope.
         y = torch.where((x == 0) & (k_rows < n), 0.0, y)

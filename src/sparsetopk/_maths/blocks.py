@@ -1,0 +1,163 @@
+"""Entries in blocks that share a threshold: the response y, and the one rule for its derivatives.
+
+On a block B with the threshold g, with d_i = (x_i - g)/lam,
+
+    sum_{i in B} S(d_i) = phi'(g) sum_{i in B} w_i,   y_i = S(d_i).
+
+Differentiating, with c = phi''(g) sum_B w_i and all sums over B,
+
+    dg = (sum_j S'(d_j) (dx_j - d_j dlam) - lam phi'(g) sum_j dw_j) / (sum_j S'(d_j) + lam c),
+
+and dd_i = (dx_i - d_i dlam - dg)/lam, dy_i = S'(d_i) dd_i (Proposition 7 of the paper, for any lam).
+Top-k has one block in a row, whose other entries stand alone; the permutahedron may have many.
+
+``totals([values, ...], linear=True)`` is asked for where values are tangents: a framework may have a
+faster sum that it cannot transpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .scalars import Phi, Regularizer, smallest
+
+Array = Any
+
+
+class Moved(NamedTuple):
+    """How y and d move, and the shift: lam times minus how the threshold of the block does."""
+
+    y: Array
+    d: Array
+    shift: Array
+
+
+class Cotangents(NamedTuple):
+    x: Array
+    weight: Array  # of the block that an entry is in
+    lam: Array  # of every entry: to be summed over the row
+
+
+class Blocks(NamedTuple):
+    """Of every entry (..., n): itself, and its block."""
+
+    xp: Any
+    reg: Regularizer
+    phi: Phi
+    totals: Callable[..., list[Array]]  # sums over the block of an entry, for entries in company
+    lam: Array
+    floor: float  # the least lam that slopes, which are S'/lam, are taken with
+    debias: bool  # whether the output is y + lam d
+    d: Array
+    u: Array  # the threshold
+    weight: Array  # the sum of w over the block
+    size: Array
+    slope: Array  # S'(d)
+    steepness: Array  # the slope of the equation of the block, in d
+    alone: Array
+    pinned: Array  # held at the kink of |.|, where no threshold moves
+    whole: Array  # where y is phi'(u) weight/size, to be written so
+
+    @classmethod
+    def of(
+        cls,
+        reg: Regularizer,
+        phi: Phi,
+        totals: Callable[..., list[Array]],
+        *,
+        lam: Array,
+        d: Array,
+        u: Array,
+        weight: Array,
+        size: Array,
+        pinned: Array,
+        floor: float,
+        debias: bool = False,
+    ) -> Blocks:
+        xp = reg.xp
+        slope, alone = reg.slope(d), size == 1
+        steepness = xp.where(alone, slope, totals([slope])[0]) + lam * phi.curvature(u, weight)
+        flat = steepness <= 0
+        whole = (flat | alone if phi.straight else flat) & ~pinned
+        return cls(
+            xp=xp,
+            reg=reg,
+            phi=phi,
+            totals=totals,
+            lam=lam,
+            floor=max(floor, smallest(xp, lam)),
+            debias=debias,
+            d=d,
+            u=u,
+            weight=weight,
+            size=size,
+            slope=slope,
+            steepness=steepness,
+            alone=alone,
+            pinned=pinned,
+            whole=whole,
+        )
+
+    def y(self) -> Array:
+        """S(d), or the debiased S(d) + lam d."""
+        xp = self.xp
+        y = xp.where(
+            self.whole, self.phi.prime(self.u) * self.weight / self.size, self.reg.response(self.d)
+        )
+        return y + self.lam * self.d if self.debias else y
+
+    @property
+    def _moves(self) -> tuple[Array, Array]:
+        """Whether the equation has a slope, and 1 over it."""
+        moves = self.steepness > 0
+        return moves, 1.0 / self.xp.where(moves, self.steepness, 1.0)
+
+    @property
+    def _share(self) -> Array:
+        """What an entry has of the slope of its block; a flat block moves as a whole."""
+        moves, inverse = self._moves
+        return self.xp.where(moves, self.slope * inverse, 1.0 / self.size)
+
+    def tangent(self, dx: Array | None, dweight: Array | None, dlam: Array | None) -> Moved:
+        """For tangents of x, of the weight of an entry's block, and of lam; None is zero."""
+        xp, (moves, inverse) = self.xp, self._moves
+        # d_i = (x_i - g)/lam, first with g held
+        distance = xp.zeros_like(self.d) if dx is None else dx
+        if dlam is not None:
+            distance = distance - self.d * dlam
+        held = distance / xp.clip(self.lam, self.floor, None)
+        shift = -self.totals([self._share * held], linear=True)[0]
+        # The same for an entry alone, free of cancellation.
+        lone = self.phi.curvature(self.u, self.weight) * distance
+        of_whole: Any = 0.0
+        if dweight is not None:
+            added = self.phi.prime(self.u) * dweight
+            shift = shift + xp.where(moves, added * inverse, 0.0)
+            lone, of_whole = lone + added, added / self.size
+        shift = xp.where(self.pinned, 0.0, shift)
+        dd = xp.where(self.alone & ~self.pinned, xp.where(moves, lone * inverse, 0.0), held + shift)
+        dy = xp.where(self.whole, of_whole, self.slope * dd)
+        if self.debias:
+            dy = dy + self.lam * dd
+            dy = dy if dlam is None else dy + self.d * dlam
+        return Moved(dy, dd, shift)
+
+    def cotangent(self, g: Array) -> Cotangents:
+        """The transpose of ``tangent``, for the cotangent g of y."""
+        xp, (moves, inverse) = self.xp, self._moves
+        of_whole = xp.where(self.whole, g, 0.0)
+        of_d = xp.where(self.whole, 0.0, self.slope * g)
+        dlam = xp.zeros_like(g)
+        if self.debias:
+            of_d, dlam = of_d + self.lam * g, self.d * g
+        in_block = ~self.alone & ~self.pinned
+        shift, flat = self.totals([xp.where(in_block, of_d, 0.0), of_whole])
+        held = xp.where(self.alone & ~self.pinned, 0.0, of_d)
+        held = held - xp.where(in_block, self._share * shift, 0.0)
+        lone = xp.where(self.alone & ~self.pinned & moves, of_d * inverse, 0.0)
+        dx = held / xp.clip(self.lam, self.floor, None)
+        dx = dx + self.phi.curvature(self.u, self.weight) * lone
+        added = lone + xp.where(in_block & moves, shift * inverse, 0.0)
+        added = added + xp.where(self.alone, of_whole, flat) / self.size
+        return Cotangents(dx, self.phi.prime(self.u) * added, dlam - self.d * dx)

@@ -1,0 +1,131 @@
+"""Top-k in slots, and the lam that leaves so many entries fractional."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .operator import MAGNITUDE, Count, Operator
+from .response import Relaxed
+
+Array = Any
+
+# The search for lam: by this factor up and down from the scale of the row, so often; then bisections
+# of its logarithm.
+_STEP, _STEPS, _BISECTIONS = 16.0, 40, 30
+
+
+def default_capacity(k: float, n: int) -> int:
+    """k slots and a quarter more, at least 8, for the entries that are shared at the boundary."""
+    return min(n, math.ceil(k) + max(8, math.ceil(k / 4)))
+
+
+class Window(NamedTuple):
+    """The entries within ``fractional`` ranks of the boundary, in decreasing order, and k among them.
+
+    Fewer than that many are open below the lam that is looked for: those outside are not among them.
+    """
+
+    s: Array
+    k: Count
+
+    @classmethod
+    def of(cls, xp: Any, s: Array, n: int, k: Count, fractional: int) -> Window:
+        """From the largest entries s of rows of length n in decreasing order, enough of them."""
+        length = min(n, 2 * fractional + 2, s.shape[-1])
+        last = k.whole + (k.frac > 0)
+        first = xp.clip(last - fractional - 1, 0, s.shape[-1] - length)
+        at = first + xp.index(s[..., :length])
+        return cls(xp.take_along_axis(s, at, axis=-1), Count(k.whole - first, k.frac))
+
+
+def least_lam(xp: Any, dtype: Any) -> float:
+    """The search for lam stays above it, and below 1 over it."""
+    return 1e-300 if xp.finfo(dtype).bits == 64 else 1e-36
+
+
+def choose_lam(
+    xp: Any,
+    window: Window,
+    operator: Operator,
+    fractional: int,
+    relax: Callable[[Array], Relaxed],
+    dtype: Any,
+) -> Array:
+    """The smallest lam (..., 1) for which at least ``fractional`` entries of the window are fractional.
+
+    ``relax(lam)`` solves the window; what is fractional is so in ``dtype``, that of x.
+    """
+    compute = window.k.frac.dtype
+    eps = float(xp.finfo(compute).eps)
+    margin = 64 * eps * xp.clip(xp.astype(window.k.whole, compute), 1.0, None)
+
+    def enough(lam: Array) -> Array:
+        solved = relax(lam)
+        counted = solved.split.inside
+        if operator.op != MAGNITUDE:
+            y = solved.y()
+            counted = counted & (y < 1 - margin)  # a rounding of the threshold must not decide
+            y = xp.astype(y, dtype)
+            counted = counted & (y > 0) & (y < 1)
+        return xp.total(counted) >= fractional
+
+    return (1 + 8 * eps) * _smallest(xp, enough, _scale(xp, window, operator))
+
+
+def _scale(xp: Any, window: Window, operator: Operator) -> Array:
+    """The scale of lam at the boundary, by the scaling laws.
+
+    From the distance over the window, and not from the whole row, which may have outliers. For
+    magnitude, lam g^(p-1) is such a distance, g the size at the boundary.
+    """
+    k = window.k
+    s = xp.astype(window.s, k.frac.dtype)
+    limit, least = float(xp.finfo(s.dtype).max), least_lam(xp, s.dtype)
+    s = xp.clip(s, -limit, limit)
+    distance = s[..., :1] / 2 - s[..., -1:] / 2
+    if operator.op == MAGNITUDE:
+        at = xp.clip(k.whole + (k.frac > 0) - 1, 0, s.shape[-1] - 1)
+        g = xp.take_along_axis(s, at, axis=-1)
+        distance = distance / xp.where(g > 0, g, 1.0) ** (1.0 / operator.exponent)
+    return xp.clip(xp.where(distance > 0, distance, 1.0), least, 1.0 / least)
+
+
+class _Walk(NamedTuple):
+    lam: Array
+    found: Array  # the last lam that was enough
+    missed: Array  # the last that was not
+    done: Array
+
+
+def _smallest(xp: Any, enough: Callable[[Array], Array], scale: Array) -> Array:
+    """The smallest lam for which ``enough`` holds, row by row; ``scale`` where none was found."""
+    least = least_lam(xp, scale.dtype)
+
+    def walk(found: Array, missed: Array, factor: float, until: bool) -> tuple[Array, Array]:
+        """Up until it is enough, or down until it is not."""
+
+        def step(_: Any, at: _Walk) -> _Walk:
+            holds = enough(at.lam)
+            found, missed = xp.where(holds, at.lam, at.found), xp.where(holds, at.missed, at.lam)
+            done = holds if until else ~holds
+            further = xp.clip(at.lam * factor, least, 1.0 / least)
+            return _Walk(xp.where(done, at.lam, further), found, missed, done)
+
+        first = _Walk(scale, found, missed, xp.zeros_like(scale, dtype=bool))
+        end = xp.while_loop(lambda at: ~at.done, step, first, _STEPS)
+        return end.found, end.missed
+
+    found, missed = walk(scale, scale, _STEP, True)
+    found, missed = walk(found, missed, 1.0 / _STEP, False)
+
+    def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        lo, hi = ends
+        middle = (lo + hi) / 2
+        holds = enough(xp.exp(middle))
+        return xp.where(holds, lo, middle), xp.where(holds, middle, hi)
+
+    ends = xp.log(xp.minimum(missed, found)), xp.log(found)
+    _, hi = xp.repeat(_BISECTIONS, halve, ends)
+    return xp.where(enough(found), xp.exp(hi), scale)
