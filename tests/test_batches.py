@@ -1,4 +1,4 @@
-"""Thousands of rows at once, on every path that can compute a result, against float64.
+"""Thousands of rows at once, by NumPy, torch and JAX, with and without the core, against float64.
 
 The reference here is bisection on the equation of the threshold, and the closed form of the derivative
 as docs/maths.md has it, written out in NumPy: it shares nothing with the package.
