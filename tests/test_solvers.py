@@ -165,6 +165,18 @@ def test_bca_equals_threshold(data, x, lam, p):
     assert reference.kkt_residual(y, x, reference.ones_k(k, x.size), lam, p, phi) < 1e-6
 
 
+@pytest.mark.parametrize(("solver", "p"), [("bca", 4 / 3), ("bca", 1.5), ("dykstra", 2.0)])
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-6])
+def test_outputs_that_are_tiny_beside_their_terms_are_solved_to_rounding(solver, p, scale):
+    """For p = 4/3 y is x^3 for small x, less than 1e-12 of the rounding of terms as large as x."""
+    x = scale * np.random.default_rng(0).normal(size=12)
+    lam = 1.0 if solver == "bca" else 1e5
+    y = st.topk_mag(x, 4, lam, p=p, debias=False, solver=solver)
+    np.testing.assert_allclose(
+        y, st.topk_mag(x, 4, lam, p=p, debias=False), rtol=1e-6, atol=1e-12 * scale
+    )
+
+
 @given(some.data(), rows(), lams(-2, 1.5), some.sampled_from([2.0, 1.5, 4 / 3, 1.2]))
 @settings(max_examples=200 * THOROUGHNESS)
 def test_pav_is_optimal_for_any_w_and_phi(data, x, lam, p):

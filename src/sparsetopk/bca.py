@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ._maths.dykstra import StoppingRule
+from . import _namespace as xp
+from ._maths.dykstra import StoppingRule, residual
 from ._namespace import bracketed_root, largest, quiet
 from ._types import Array, Bools, Ints
 from .isotonic import Isotonic
@@ -19,8 +20,8 @@ def solve(problem: Isotonic, rule: StoppingRule = RULE) -> tuple[Array, Bools]:
     so are those with even i: all of one kind are updated at once. A constraint that is not active ends
     with alpha_i = 0 exactly: blocks are read off from that.
 
-    Stops when a sweep moves no alpha by more than tol times the largest abs(y_i) of an entry alone, and
-    gives up when they move by no more than the rounding of abs(w_i phi'(s_i)).
+    Stops when a sweep moves no alpha by more than tol times the largest abs(y_i) of an entry alone, or
+    by no more than the rounding of abs(w_i phi'(s_i)).
     """
     rows, n = problem.s.shape
     alpha = np.zeros((rows, n + 1))  # alpha_0 = alpha_n = 0 belong to no constraint
@@ -36,7 +37,8 @@ def solve(problem: Isotonic, rule: StoppingRule = RULE) -> tuple[Array, Bools]:
         moved = largest(np.abs(alpha - before))
         if not rule.fixed_count and np.all(moved <= np.maximum(rule.tol * scale, rounding)):
             break
-    rule.check("bca", moved <= rule.tol * scale, moved / np.where(scale > 0, scale, 1.0))
+    missed = residual(xp, moved, scale, rounding)
+    rule.check("bca", missed <= rule.tol, missed)
     d = _response(problem, np.arange(n), alpha[:, :-1] - alpha[:, 1:])
     return d, np.pad(alpha[:, 1:-1] <= 0, ((0, 0), (1, 0)), constant_values=True)
 
