@@ -10,10 +10,11 @@ from hypothesis import strategies as some
 import sparsetopk as st
 from scalars import PHIS, PNorm, TwoSidedPNorm, operator_of, state_in_numpy
 from scalars import relaxed as solved_rows
-from sparsetopk import _core, reference
-from sparsetopk import _namespace as xp
-from sparsetopk.isotonic import solve_isotonic
-from sparsetopk.solution import ByThreshold
+from sparsetopk import reference
+from sparsetopk._core import _native as _core
+from sparsetopk._numpy import namespace as xp
+from sparsetopk._numpy.isotonic import solve_isotonic
+from sparsetopk._numpy.solution import ByThreshold
 
 THOROUGHNESS = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 1
 PHI_NAMES = ("identity", "half_square", "abs", "exp")
