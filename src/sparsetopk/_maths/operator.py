@@ -11,9 +11,6 @@ MASK, MAGNITUDE, SIGN, TWO_SIDED, EXP = range(5)
 PHI_NAMES: tuple[PhiName, ...] = ("identity", "half_square", "abs", "identity", "exp")
 OF_PHI: dict[PhiName, int] = {"identity": MASK, "half_square": MAGNITUDE, "abs": SIGN, "exp": EXP}
 
-# The values of 1/(p - 1) for which the two-sided response has a closed form.
-_CLOSED_FORMS = (1.0, 2.0, 3.0)
-
 
 def exponent(p: float) -> float:
     """q - 1 = 1 / (p - 1), with the rounding of p = 3/2 and p = 4/3 taken out."""
@@ -32,7 +29,9 @@ class Operator(NamedTuple):
     @property
     def is_compiled(self) -> bool:
         """Whether the compiled core, where it is there, has this operator."""
-        closed = self.exponent in _CLOSED_FORMS
+        # Where the two-sided response has a closed form. Written here, as torch.compile may take numbers
+        # at the top of a module for variables.
+        closed = self.exponent in (1.0, 2.0, 3.0)
         return self.op in (MASK, MAGNITUDE, SIGN) or (self.op == TWO_SIDED and closed)
 
     @property
