@@ -11,9 +11,6 @@ MASK, MAGNITUDE, SIGN, TWO_SIDED, EXP = range(5)
 PHI_NAMES: tuple[PhiName, ...] = ("identity", "half_square", "abs", "identity", "exp")
 OF_PHI: dict[PhiName, int] = {"identity": MASK, "half_square": MAGNITUDE, "abs": SIGN, "exp": EXP}
 
-# The 1/(p - 1) for which the core has the two-sided response: p from 1.05 to 20, up to rounding.
-_TWO_SIDED_EXPONENTS = (0.999 / 19, 20.001)
-
 
 def exponent(p: float) -> float:
     """q - 1 = 1 / (p - 1), with the rounding of p = 3/2 and p = 4/3 taken out."""
@@ -32,9 +29,10 @@ class Operator(NamedTuple):
     @property
     def is_compiled(self) -> bool:
         """Whether the compiled core, where it is there, has this operator."""
+        # For the two-sided response, p from 1.05 to 20, up to rounding. Written here, as torch.compile may
+        # take numbers at the top of a module for variables.
         if self.op == TWO_SIDED:
-            least, most = _TWO_SIDED_EXPONENTS
-            return least <= self.exponent <= most
+            return 0.999 / 19 <= self.exponent <= 20.001
         return self.op in (MASK, MAGNITUDE, SIGN)
 
     @property

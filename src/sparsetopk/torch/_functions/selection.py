@@ -14,7 +14,8 @@ from ..._maths import select
 from ..._maths.operator import MAGNITUDE, MASK, TWO_SIDED, Operator
 from ..._maths.response import Relaxed
 from ..._maths.select import Window, check_slots, default_capacity, hard_first
-from .._fused import kernels
+from .._fused import kernels, traced
+from .._rows import hard
 from .._rows.arguments import Number, Rows, check_k_and_lam, is_plain
 from .._rows.differentiable import Live
 from .._rows.namespace import LOOKS_ALWAYS, LOOKS_NEVER
@@ -190,6 +191,8 @@ def select_slots(y: Tensor, capacity: int) -> Tensor:
         return y.new_zeros((y.shape[0], capacity), dtype=torch.int64)
     if native is not None and is_plain(y):
         return kernels.select(y.contiguous(), capacity)
+    if native is not None and traced.takes(y) and not hard.is_leaving():
+        return traced.select(y, capacity)
     size = y.abs().nan_to_num(0.0)
     boundary = size.topk(capacity, sorted=False).values.amin(dim=-1, keepdim=True)
     left = capacity - row_sum(size > boundary)

@@ -37,6 +37,15 @@ def address(t: Tensor | None, dtype: torch.dtype, count: int) -> int:
     )
 
 
+def check_not_onnx() -> None:
+    """For shapes alone, as exporters ask for: that what is exported does not go to ONNX."""
+    if torch.onnx.is_in_onnx_export():
+        raise RuntimeError(  # torch takes NotImplementedError for a kernel that is missing
+            "relaxed operators have no form in ONNX: export the hard ones, which are ordinary operators "
+            "there (lam=0, or hard_eval=True in eval(); a pruned model after finalize())"
+        )
+
+
 def place(t: Tensor) -> int:
     """Where a tensor lies, on whatever device: to see that it was replaced, never to be read."""
     return t.data_ptr()
