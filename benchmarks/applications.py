@@ -17,7 +17,7 @@ from torch_operators import best
 
 import sparsetopk
 import sparsetopk.torch as st
-from sparsetopk.core import native
+from sparsetopk._core import native
 from sparsetopk.torch.nn import ExpertChoice, ExpertMLP, MixtureOfExperts, TopKLoss
 
 

@@ -25,8 +25,8 @@ import sparsetopk
 import sparsetopk.jax as st
 from sparsetopk._maths.operator import MASK
 from sparsetopk._maths.operator import Operator as Kind
-from sparsetopk.jax import ffi
-from sparsetopk.jax.threshold import Setting, solve_in_xla
+from sparsetopk.jax._rows.threshold import Setting, solve_in_xla
+from sparsetopk.jax._solvers import ffi
 
 try:
     from jaxopt.projection import projection_box_section

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import sparsetopk
-from sparsetopk.core import native
+from sparsetopk._core import native
 from sparsetopk.torch import topk_mag_multi
 from sparsetopk.torch.prune import prune
 

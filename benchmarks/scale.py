@@ -27,7 +27,7 @@ import torch.distributed as dist
 from pruning import many_tensors
 
 import sparsetopk
-from sparsetopk.core import native
+from sparsetopk._core import native
 from sparsetopk.torch import topk_mag_multi
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"

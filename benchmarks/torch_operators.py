@@ -23,7 +23,7 @@ import torch
 
 import sparsetopk
 import sparsetopk.torch as st
-from sparsetopk.core import native
+from sparsetopk._core import native
 
 SHAPES = [
     (4096, 100, 3),

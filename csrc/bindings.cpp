@@ -444,10 +444,10 @@ PyMethodDef methods[] = {
 };
 
 PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_core", "The compiled core of sparsetopk.", 0, methods,
+    PyModuleDef_HEAD_INIT, "_native", "The compiled core of sparsetopk.", 0, methods,
     nullptr, nullptr, nullptr, nullptr,
 };
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit__core() { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__native() { return PyModule_Create(&module); }

@@ -73,7 +73,7 @@ def st(request):
 def way(request):
     """Both implementations on JAX, on the CPU."""
     from jax_ways import in_xla_operations
-    from sparsetopk.jax import ffi
+    from sparsetopk.jax._solvers import ffi
 
     if request.param == "core" and not ffi.available():
         pytest.skip("the core was built without its handlers for XLA")

@@ -91,7 +91,7 @@ def everything() -> dict[str, np.ndarray]:
 
 if __name__ == "__main__":
     if "without-core" in sys.argv:
-        sys.modules["sparsetopk._core"] = None  # type: ignore[assignment]
+        sys.modules["sparsetopk._core._native"] = None  # type: ignore[assignment]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         import sparsetopk

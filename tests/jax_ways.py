@@ -5,7 +5,7 @@ import contextlib
 import jax
 import pytest
 
-from sparsetopk.jax import ffi
+from sparsetopk.jax._solvers import ffi
 
 
 @contextlib.contextmanager

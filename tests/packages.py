@@ -42,7 +42,13 @@ def check_wheel(path: Path) -> None:
     assert re.fullmatch(r"sparsetopk-[\d.]+-cp311-abi3-\w+\.whl", path.name), path.name
     with zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
-    for name in ("_core.abi3.so", "_core.pyi", "py.typed", "torch/__init__.py", "jax/__init__.py"):
+    for name in (
+        "_core/_native.abi3.so",
+        "_core/_native.pyi",
+        "py.typed",
+        "torch/__init__.py",
+        "jax/__init__.py",
+    ):
         assert f"sparsetopk/{name}" in names, f"{path.name} lacks {name}"
     odd = [n for n in names if not re.match(r"sparsetopk(-[\d.]+\.dist-info)?/", n) or ".cpp" in n]
     assert not odd, f"{path.name}: {odd}"
@@ -59,7 +65,7 @@ def run_tests(path: Path, work: Path, requirements: list[str], names: tuple[str,
     subprocess.run([*pip, *REQUIREMENTS, *requirements], check=True)
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     code = (
-        "import jax, sparsetopk, sparsetopk._core as c; "
+        "import jax, sparsetopk, sparsetopk._core._native as c; "
         "print(sparsetopk.__file__, c.simd_level(), 'jax', jax.__version__, *c.xla_handlers())"
     )
     shown = subprocess.check_output([python, "-c", code], cwd=work, env=env, text=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparsetopk import _namespace as xp
 from sparsetopk._maths import operator, scalars, threshold
 from sparsetopk._maths.operator import OF_PHI, TWO_SIDED, Operator
-from sparsetopk.arguments import Rows
-from sparsetopk.relaxed import TopKProblem
+from sparsetopk._numpy import namespace as xp
+from sparsetopk._numpy.arguments import Rows
+from sparsetopk._numpy.relaxed import TopKProblem
 
 PHIS = {name: scalars.Phi(xp, name) for name in OF_PHI}
 

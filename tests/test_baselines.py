@@ -4,8 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import sparsetopk.torch as st  # noqa: E402
-from sparsetopk.torch.baselines import binary_entropy_topk_mag, hard_topk_mag, sinkhorn_topk_mag  # noqa: E402
+import sparsetopk.torch as st
+from sparsetopk.torch.baselines import binary_entropy_topk_mag, hard_topk_mag, sinkhorn_topk_mag
 
 RELAXED = [binary_entropy_topk_mag, sinkhorn_topk_mag]
 

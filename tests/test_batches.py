@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import sparsetopk
-from sparsetopk import core
+from sparsetopk import _core as core
 
 PS = (2.0, 1.5, 4 / 3, 1.2)
 KINDS = ("mask", "two-sided", "magnitude", "debiased", "sign")
@@ -170,7 +170,9 @@ def by_torch(kind, p, at, dtype):
 
 def by_torch_operations(kind, p, at, dtype, monkeypatch):
     """As another device computes it, in ordinary operations and the dtype of x."""
-    from sparsetopk.torch import arguments, fused, ops, vectorized
+    from sparsetopk.torch._fused import rows as fused
+    from sparsetopk.torch._rows import arguments
+    from sparsetopk.torch._solvers import ops, vectorized
 
     monkeypatch.setattr(arguments, "compute_dtype", lambda x: dtype)
     monkeypatch.setattr(fused, "takes", lambda *_: False)
@@ -182,7 +184,7 @@ def by_torch_operations(kind, p, at, dtype, monkeypatch):
 def by_jax(kind, p, at, dtype, in_core):
     jax = pytest.importorskip("jax")
     st = pytest.importorskip("sparsetopk.jax")
-    from sparsetopk.jax import ffi
+    from sparsetopk.jax._solvers import ffi
 
     def both(x, k, lam, g):
         y, pull = jax.vjp(lambda x: function(st, kind)(x, k, lam, **options(kind, p)), x)
@@ -269,7 +271,7 @@ def test_torch_operations(kind, p, bits, monkeypatch):
 @every_kind
 @pytest.mark.parametrize("way", ["core", "XLA operations"])
 def test_jax(kind, p, way):
-    from sparsetopk.jax import ffi
+    from sparsetopk.jax._solvers import ffi
 
     if way == "core" and not ffi.available():
         pytest.skip("the core was built without its handlers for XLA")

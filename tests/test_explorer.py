@@ -13,7 +13,7 @@ import pytest
 
 import sparsetopk as st
 from scalars import PNorm, TwoSidedPNorm, operator_of, relaxed
-from sparsetopk.hard import hard_mask
+from sparsetopk._numpy.hard import hard_mask
 
 client = pytest.importorskip("websockets.sync.client")
 

@@ -52,7 +52,7 @@ def test_everything_works_without_the_core(tmp_path):
 def test_info_says_that_there_is_no_core():
     code = (
         "import sys, warnings; warnings.simplefilter('ignore'); "
-        "sys.modules['sparsetopk._core'] = None; "
+        "sys.modules['sparsetopk._core._native'] = None; "
         "from sparsetopk import cli; cli.main(['info'])"
     )
     assert "kernels    none: computed in NumPy" in run(sys.executable, "-c", code)

@@ -15,14 +15,15 @@ from test_derivatives import SMOOTH
 
 jax = pytest.importorskip("jax")
 
-import jax.numpy as jnp  # noqa: E402
-from jax.test_util import check_grads  # noqa: E402
+import jax.numpy as jnp
+from jax.test_util import check_grads
 
-import sparsetopk.jax as st  # noqa: E402
-from sparsetopk._maths.operator import Operator as Kind  # noqa: E402
-from sparsetopk._maths.operator import exponent  # noqa: E402
-from sparsetopk.jax import ffi, threshold  # noqa: E402
-from sparsetopk.jax.arguments import is_hard  # noqa: E402
+import sparsetopk.jax as st
+from sparsetopk._maths.operator import Operator as Kind
+from sparsetopk._maths.operator import exponent
+from sparsetopk.jax._rows import threshold
+from sparsetopk.jax._rows.arguments import is_hard
+from sparsetopk.jax._solvers import ffi
 
 # One case of every kind that has code of its own, for what takes long.
 FEW = [

@@ -5,9 +5,9 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
-import jax.numpy as jnp  # noqa: E402
+import jax.numpy as jnp
 
-import sparsetopk.jax as st  # noqa: E402
+import sparsetopk.jax as st
 
 
 def normal(*shape, seed=0, dtype=jnp.float64):

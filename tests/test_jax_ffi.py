@@ -9,11 +9,11 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
-import jax.numpy as jnp  # noqa: E402
+import jax.numpy as jnp
 
-from sparsetopk import core  # noqa: E402
-from sparsetopk.isotonic import solve_isotonic  # noqa: E402
-from sparsetopk.jax import ffi  # noqa: E402
+from sparsetopk import _core as core
+from sparsetopk._numpy.isotonic import solve_isotonic
+from sparsetopk.jax._solvers import ffi
 
 pytestmark = pytest.mark.skipif(
     not ffi.available(), reason="the core was built without the headers of XLA"

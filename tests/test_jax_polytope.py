@@ -13,16 +13,16 @@ from hypothesis import strategies as hs
 
 import sparsetopk
 from scalars import PHIS
-from sparsetopk.isotonic import solve_isotonic
+from sparsetopk._numpy.isotonic import solve_isotonic
 
 jax = pytest.importorskip("jax")
 
-import jax.numpy as jnp  # noqa: E402
-from jax.test_util import check_grads  # noqa: E402
+import jax.numpy as jnp
+from jax.test_util import check_grads
 
-import sparsetopk.jax as st  # noqa: E402
-from jax_ways import in_xla_operations  # noqa: E402
-from sparsetopk.jax import pav  # noqa: E402
+import sparsetopk.jax as st
+from jax_ways import in_xla_operations
+from sparsetopk.jax._solvers import pav
 
 PHI_NAMES = ("identity", "half_square", "abs", "exp")
 LAMS = (0.0, 1e-3, 0.3, 3.0, 1e3)

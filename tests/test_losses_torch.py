@@ -10,8 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import sparsetopk.torch as st  # noqa: E402
-from sparsetopk.torch import fused_loss, nn  # noqa: E402
+import sparsetopk.torch as st
+from sparsetopk.torch import nn
+from sparsetopk.torch._fused import loss as fused_loss
 
 F64 = torch.float64
 KINDS = [

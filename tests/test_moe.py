@@ -8,18 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
-import sparsetopk.torch as st  # noqa: E402
-from processes import start  # noqa: E402
-from sparsetopk.torch import moe  # noqa: E402
-from sparsetopk.torch.nn import (  # noqa: E402
-    ExpertChoice,
-    ExpertMLP,
-    MixtureOfExperts,
-    TokenChoice,
-)
+import sparsetopk.torch as st
+from processes import start
+from sparsetopk.torch import moe
+from sparsetopk.torch.nn import ExpertChoice, ExpertMLP, MixtureOfExperts, TokenChoice
 
 F64 = torch.float64
 G, T, E, D = 3, 12, 4, 6  # groups, tokens, experts, dim

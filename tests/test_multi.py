@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import sparsetopk.torch as st  # noqa: E402
-from sparsetopk.torch import multi, passes  # noqa: E402
+import sparsetopk.torch as st
+from sparsetopk.torch._spread import multi, passes
 
 PASSES = {"compiled": passes.native, "torch": None}
 

@@ -12,8 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import sparsetopk.torch as stt  # noqa: E402
-from sparsetopk.core import native  # noqa: E402
+import sparsetopk.torch as stt
+from sparsetopk._core import native
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 KERNELS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -324,7 +324,7 @@ def test_memory_that_cannot_be_had_is_an_error_of_python(call):
     run_python(
         f"""
         import numpy as np, sparsetopk as st
-        from sparsetopk.core import native
+        from sparsetopk._core import native
 
         try:
             native.{call}

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import sparsetopk
-from sparsetopk import _core, cli
+from sparsetopk import cli
+from sparsetopk._core import _native as _core
 
 ROOT = Path(__file__).parent.parent
 OF_FRAMEWORKS = {
@@ -57,6 +58,18 @@ def test_public_names_have_the_signature_of_numpy(framework, axis):
         assert {k: v for k, v in ours.items() if k not in own} == expected
 
 
+@pytest.mark.parametrize(
+    ("module", "modules"),
+    [("sparsetopk", set()), ("sparsetopk.torch", set()), ("sparsetopk.jax", {"moe", "prune"})],
+)
+def test_internals_have_an_underscore(module, modules):
+    """In a new process: what is imported later becomes an attribute too."""
+    pytest.importorskip(module.removeprefix("sparsetopk").lstrip(".") or "numpy")
+    code = f"import {module} as m; print(*(name for name in dir(m) if name[0] != '_'))"
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert set(out.stdout.split()) == set(importlib.import_module(module).__all__) | modules
+
+
 def test_every_operator_has_its_derivatives():
     for name in (
         "topk_mask",
@@ -73,7 +86,7 @@ def test_every_operator_has_its_derivatives():
 
 def modules():
     names = (m.name for m in pkgutil.walk_packages(sparsetopk.__path__, "sparsetopk."))
-    return [name for name in names if not name.endswith("_core")]
+    return [name for name in names if not name.endswith("_native")]
 
 
 @pytest.mark.parametrize("name", modules())

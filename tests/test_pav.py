@@ -10,11 +10,13 @@ from hypothesis import strategies as some
 import sparsetopk as st
 from cases import PS
 from scalars import PHIS
-from sparsetopk import _core, pav, reference
+from sparsetopk import reference
+from sparsetopk._core import _native as _core
 from sparsetopk._maths.operator import exponent
-from sparsetopk._namespace import block_sum
-from sparsetopk.hard import descending_order
-from sparsetopk.isotonic import Isotonic
+from sparsetopk._numpy import pav
+from sparsetopk._numpy.hard import descending_order
+from sparsetopk._numpy.isotonic import Isotonic
+from sparsetopk._numpy.namespace import block_sum
 from test_solvers import PHI_NAMES, finite, lams, rows
 
 THOROUGHNESS = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 1
@@ -148,8 +150,8 @@ def test_extreme_numbers_end(phi):
 def test_the_loop_stands_in_for_the_core(monkeypatch):
     x = np.random.default_rng(3).normal(size=(4, 30))
     compiled = [st.soft_rank(x, 0.3, p=p) for p in PS]
-    monkeypatch.setattr("sparsetopk.pav.native", None)
-    monkeypatch.setattr("sparsetopk.hard.native", None)
+    monkeypatch.setattr("sparsetopk._numpy.pav.native", None)
+    monkeypatch.setattr("sparsetopk._numpy.hard.native", None)
     for p, y in zip(PS, compiled, strict=True):
         np.testing.assert_allclose(st.soft_rank(x, 0.3, p=p), y, rtol=1e-10)
 

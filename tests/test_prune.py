@@ -10,12 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.nn.utils import parametrize  # noqa: E402
+from torch import nn
+from torch.nn.utils import parametrize
 
-import sparsetopk.torch as st  # noqa: E402
-from sparsetopk.torch import baselines  # noqa: E402
-from sparsetopk.torch.prune import (  # noqa: E402
+import sparsetopk.torch as st
+from sparsetopk.torch import baselines
+from sparsetopk.torch.prune import (
     ChooseLam,
     KeepSchedule,
     LamSchedule,
@@ -206,7 +206,7 @@ def test_it_trains(scope):
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_solved_once_per_step_and_gradients_accumulate(scope, monkeypatch):
-    from sparsetopk.torch import pruned as module
+    from sparsetopk.torch._prune import pruned as module
 
     model = mlp()
     prune(model, 0.2, 0.1, scope=scope)

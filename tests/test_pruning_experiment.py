@@ -17,18 +17,11 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 pytest.importorskip("tqdm")
 
-from tqdm import tqdm  # noqa: E402
+from tqdm import tqdm
 
-from sparsetopk.experiments import data, demo, digits, pruning  # noqa: E402
-from sparsetopk.experiments.pruned_mlp import (  # noqa: E402
-    METHODS,
-    Setting,
-    Trainer,
-    network,
-    nonzeros,
-    train,
-)
-from sparsetopk.experiments.runs import Checkpoint, ExperimentError, Options  # noqa: E402
+from sparsetopk.experiments import data, demo, digits, pruning
+from sparsetopk.experiments.pruned_mlp import METHODS, Setting, Trainer, network, nonzeros, train
+from sparsetopk.experiments.runs import Checkpoint, ExperimentError, Options
 
 TINY = replace(
     pruning.QUICK,

@@ -17,14 +17,16 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist  # noqa: E402
+import torch.distributed as dist
 
-import sparsetopk.torch as st  # noqa: E402
-from processes import start  # noqa: E402
-from sparsetopk._maths import threshold  # noqa: E402
-from sparsetopk._maths.operator import MASK, Operator  # noqa: E402
-from sparsetopk.torch import moe, multi, nn, prune, sharded, vectorized  # noqa: E402
-from sparsetopk.torch._namespace import LOOKS_ALWAYS  # noqa: E402
+import sparsetopk.torch as st
+from processes import start
+from sparsetopk._maths import threshold
+from sparsetopk._maths.operator import MASK, Operator
+from sparsetopk.torch import moe, nn, prune
+from sparsetopk.torch._rows.namespace import LOOKS_ALWAYS
+from sparsetopk.torch._solvers import vectorized
+from sparsetopk.torch._spread import multi, sharded
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo"

@@ -34,7 +34,7 @@ def test_selection_drops_the_smallest(st):
 def test_derivative_of_what_is_dropped(capacity, slope):
     """Also where nothing is, and where an entry is infinite."""
     torch = pytest.importorskip("torch")
-    from sparsetopk.torch.selection import in_slots
+    from sparsetopk.torch._functions.selection import in_slots
 
     y = torch.tensor([[0.25, -torch.inf, 0.5, 0.0, 0.125]], requires_grad=True)
     dropped = in_slots(y, capacity).dropped

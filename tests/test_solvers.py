@@ -10,10 +10,11 @@ from hypothesis import strategies as some
 import sparsetopk as st
 from scalars import PHIS, PNorm, TwoSidedPNorm, operator_of, state_in_numpy
 from scalars import relaxed as solved_rows
-from sparsetopk import _core, reference
-from sparsetopk import _namespace as xp
-from sparsetopk.isotonic import solve_isotonic
-from sparsetopk.solution import ByThreshold
+from sparsetopk import reference
+from sparsetopk._core import _native as _core
+from sparsetopk._numpy import namespace as xp
+from sparsetopk._numpy.isotonic import solve_isotonic
+from sparsetopk._numpy.solution import ByThreshold
 
 THOROUGHNESS = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 1
 PHI_NAMES = ("identity", "half_square", "abs", "exp")
@@ -163,6 +164,18 @@ def test_bca_equals_threshold(data, x, lam, p):
     y = relaxed(phi, x, k, lam, p, solver="bca")
     np.testing.assert_allclose(y, relaxed(phi, x, k, lam, p), rtol=1e-6, atol=1e-6)
     assert reference.kkt_residual(y, x, reference.ones_k(k, x.size), lam, p, phi) < 1e-6
+
+
+@pytest.mark.parametrize(("solver", "p"), [("bca", 4 / 3), ("bca", 1.5), ("dykstra", 2.0)])
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-6])
+def test_outputs_that_are_tiny_beside_their_terms_are_solved_to_rounding(solver, p, scale):
+    """For p = 4/3 y is x^3 for small x, less than 1e-12 of the rounding of terms as large as x."""
+    x = scale * np.random.default_rng(0).normal(size=12)
+    lam = 1.0 if solver == "bca" else 1e5
+    y = st.topk_mag(x, 4, lam, p=p, debias=False, solver=solver)
+    np.testing.assert_allclose(
+        y, st.topk_mag(x, 4, lam, p=p, debias=False), rtol=1e-6, atol=1e-12 * scale
+    )
 
 
 @given(some.data(), rows(), lams(-2, 1.5), some.sampled_from([2.0, 1.5, 4 / 3, 1.2]))

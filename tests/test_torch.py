@@ -12,11 +12,14 @@ from test_derivatives import SMOOTH
 
 torch = pytest.importorskip("torch")
 
-import sparsetopk.torch as st  # noqa: E402
-from sparsetopk._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator  # noqa: E402
-from sparsetopk.torch import arguments, fused, nn, ops, vectorized  # noqa: E402
-from sparsetopk.torch._namespace import LOOKS_NEVER  # noqa: E402
-from sparsetopk.torch.arguments import check_exponent  # noqa: E402
+import sparsetopk.torch as st
+from sparsetopk._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator
+from sparsetopk.torch import nn
+from sparsetopk.torch._fused import rows as fused
+from sparsetopk.torch._rows import arguments
+from sparsetopk.torch._rows.arguments import check_exponent
+from sparsetopk.torch._rows.namespace import LOOKS_NEVER
+from sparsetopk.torch._solvers import ops, vectorized
 
 F64 = torch.float64
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import sparsetopk.torch as st
-from sparsetopk.torch import fused, kernels
+from sparsetopk.torch._fused import kernels
+from sparsetopk.torch._fused import rows as fused
 
 F64 = torch.float64
 

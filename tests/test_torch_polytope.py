@@ -8,8 +8,8 @@ from cases import PS
 
 torch = pytest.importorskip("torch")
 
-from sparsetopk import torch as st  # noqa: E402
-from sparsetopk.torch import fused_isotonic  # noqa: E402
+from sparsetopk import torch as st
+from sparsetopk.torch._fused import isotonic as fused_isotonic
 
 # Parts of torch still use what it deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
@@ -402,7 +402,11 @@ def test_dykstra_keeps_its_rule():
 def test_without_the_compiled_core(monkeypatch):
     x, w = tensors()
     expected = [st.permutahedron(x, w, 0.5, p=p, phi=phi) for p in PS for phi in PHI_NAMES]
-    for module in ("sparsetopk.pav", "sparsetopk.hard", "sparsetopk.torch.pav"):
+    for module in (
+        "sparsetopk._numpy.pav",
+        "sparsetopk._numpy.hard",
+        "sparsetopk.torch._solvers.pav",
+    ):
         monkeypatch.setattr(f"{module}.native", None)
     monkeypatch.setattr(fused_isotonic, "native", None)
     found = [st.permutahedron(x, w, 0.5, p=p, phi=phi) for p in PS for phi in PHI_NAMES]

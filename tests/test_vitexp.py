@@ -16,9 +16,9 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 safetensors = pytest.importorskip("safetensors.torch")
 
-from sparsetopk.experiments import cifar, finetune, fitting, moe, vit  # noqa: E402
-from sparsetopk.experiments.fitting import Recipe  # noqa: E402
-from sparsetopk.experiments.runs import Checkpoint, ExperimentError, Options  # noqa: E402
+from sparsetopk.experiments import cifar, finetune, fitting, moe, vit
+from sparsetopk.experiments.fitting import Recipe
+from sparsetopk.experiments.runs import Checkpoint, ExperimentError, Options
 
 SHAPE = vit.Shape(8, 2, 16, 2, 2, 32, channels=1)
 TINY = Recipe("adamw", "cosine", 1e-2, 6, 2, 32, 8, save_every=3)

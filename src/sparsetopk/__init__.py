@@ -3,10 +3,10 @@
 from importlib.metadata import version as _version
 
 from ._maths.dykstra import ConvergenceError
-from .hard import argsort, rank, sort
-from .losses import topk_loss, topk_loss_vjp, topk_value
-from .norms import conjugate, half_sq_support_norm, owl_norm, support_negentropy
-from .operators import (
+from ._numpy.hard import argsort, rank, sort
+from ._numpy.losses import topk_loss, topk_loss_vjp, topk_value
+from ._numpy.norms import conjugate, half_sq_support_norm, owl_norm, support_negentropy
+from ._numpy.operators import (
     topk,
     topk_jacobian,
     topk_jvp,
@@ -24,7 +24,7 @@ from .operators import (
     topk_sign_vjp,
     topk_vjp,
 )
-from .polytope import (
+from ._numpy.polytope import (
     PermutahedronCotangents,
     lmo,
     permutahedron,
@@ -33,9 +33,9 @@ from .polytope import (
     permutahedron_value,
     permutahedron_vjp,
 )
-from .relaxed import TopKCotangents
-from .selection import Selection, choose_lam, topk_select
-from .sorting import (
+from ._numpy.relaxed import TopKCotangents
+from ._numpy.selection import Selection, choose_lam, topk_select
+from ._numpy.sorting import (
     SortCotangents,
     soft_rank,
     soft_rank_jacobian,

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from . import __version__
-from .core import native
+from ._core import native
 from .experiments import EXPERIMENTS
 from .experiments.runs import ExperimentError, Options
 

@@ -1,8 +1,8 @@
 """The maths of the operators, written once, over arrays of any framework.
 
 Nothing here imports a framework. Every function takes a namespace ``xp`` that a front-end passes in:
-``sparsetopk._numpy.namespace``, ``sparsetopk.torch._namespace`` or ``sparsetopk.jax._namespace``. It has
-what the standard for array libraries names (``where``, ``abs``, ``sqrt``, ``exp``, ``log``, ``sign``,
+``_numpy/namespace.py``, ``torch/_rows/namespace.py`` or ``jax/_rows/namespace.py``. It has what the
+standard for array libraries names (``where``, ``abs``, ``sqrt``, ``exp``, ``log``, ``sign``,
 ``floor``, ``maximum``, ``minimum``, ``clip``, ``hypot``, ``isfinite``, ``isnan``, ``isinf``, ``cumsum``,
 ``take_along_axis``, ``concat``, ``zeros_like``, ``ones_like``, ``full_like``, ``finfo``, ``iinfo``,
 ``inf``, ``nan``, ``int32``), and these besides:

@@ -75,7 +75,7 @@ def solve(
     """
     s, order = xp.sort(x)
     w, w_order = xp.sort(w)
-    d, joined, residual = _project(xp, s, w, lam, phi == "half_square", rule)
+    d, joined, missed = _project(xp, s, w, lam, phi == "half_square", rule)
     start = (
         xp.concat([xp.ones_like(joined[..., :1]), ~joined], axis=-1)
         if s.shape[-1] > 1
@@ -83,7 +83,7 @@ def solve(
     )
     if phi == "abs":
         d, start = truncate(xp, s, lam, d, start, s - lam * d)
-    return Solved(*xp.unsort(order, d, block_ids(xp, start), w_order)), residual
+    return Solved(*xp.unsort(order, d, block_ids(xp, start), w_order)), missed
 
 
 def _project(
@@ -119,4 +119,10 @@ def _project(
 
     first = _Ascent(xp.concat([xp.zeros_like(s), edge], axis=-1), xp.full_like(edge, xp.inf))
     alpha, moved = xp.while_loop(busy, sweep, first, rule.max_iter)
-    return response(alpha), alpha[..., 1:-1] > 0, moved / xp.where(scale > 0, scale, 1.0)
+    return response(alpha), alpha[..., 1:-1] > 0, residual(xp, moved, scale, rounding)
+
+
+def residual(xp: Any, moved: Array, scale: Array, rounding: Array) -> Array:
+    """By how much of ``scale`` the last sweep moved a row; 0 where rounding alone would: a row that can
+    not be solved any better has converged, however small its outputs are beside its terms."""
+    return xp.where(moved <= rounding, 0.0, moved / xp.where(scale > 0, scale, 1.0))

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import sparsetopk as st
+from sparsetopk._numpy.operators import MaskOptions
 from sparsetopk._types import Array
-from sparsetopk.operators import MaskOptions
 
 from .drawing import pyplot, tidy
 

@@ -17,8 +17,8 @@ import numpy as np
 from tqdm import tqdm
 
 import sparsetopk as st
+from sparsetopk._numpy.operators import MagOptions
 from sparsetopk._types import Array, Bools
-from sparsetopk.operators import MagOptions
 
 from . import figure1
 from .drawing import COLOURS, pyplot, save, tidy

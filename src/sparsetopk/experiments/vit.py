@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._maths.select import default_capacity
+from ..torch._functions.operators import topk_mask
+from ..torch._functions.selection import select_slots
 from ..torch.moe import ExpertChoice, ExpertMLP, MixtureOfExperts, Routing, upcycle
 from ..torch.moe import _normalized as normalized
-from ..torch.operators import topk_mask
-from ..torch.selection import select_slots
 from .runs import ExperimentError
 
 RouterName = Literal["hard", "relaxed", "Dykstra-10"]

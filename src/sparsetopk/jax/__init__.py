@@ -1,12 +1,12 @@
 """Fast, differentiable and sparse top-k operators on JAX arrays."""
 
-from .losses import topk_loss, topk_value
+from ._functions.losses import topk_loss, topk_value
+from ._functions.norms import half_sq_support_norm, owl_norm, support_negentropy
+from ._functions.operators import topk, topk_mag, topk_mask, topk_sign
+from ._functions.polytope import permutahedron, permutahedron_value, soft_rank, soft_sort
+from ._functions.selection import Selection, choose_lam, topk_select
 from .moe import Routing, expert_choice, token_choice
-from .norms import half_sq_support_norm, owl_norm, support_negentropy
-from .operators import topk, topk_mag, topk_mask, topk_sign
-from .polytope import permutahedron, permutahedron_value, soft_rank, soft_sort
 from .prune import prune_params
-from .selection import Selection, choose_lam, topk_select
 
 __all__ = [
     # relaxed top-k

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ..arguments import check_choice, check_positive_int
-from .arguments import Number, check_float_array, is_hard
-from .operators import topk_mask
-from .selection import select_slots, topk_select
+from .._checks import check_choice, check_positive_int
+from ._functions.operators import topk_mask
+from ._functions.selection import select_slots, topk_select
+from ._rows.arguments import Number, check_float_array, is_hard
 
 SelectOn = Literal["logits", "gates"]
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ..arguments import check_choice
-from .arguments import Number
-from .operators import topk_mag
+from .._checks import check_choice
+from ._functions.operators import topk_mag
+from ._rows.arguments import Number
 
 Tree = TypeVar("Tree")
 Where = Callable[[str, Any], bool]

@@ -1,13 +1,13 @@
 """Fast, differentiable and sparse top-k operators on PyTorch tensors."""
 
 from . import baselines, moe, nn, prune
-from .losses import topk_loss, topk_value
+from ._functions.losses import topk_loss, topk_value
+from ._functions.norms import half_sq_support_norm, owl_norm, support_negentropy
+from ._functions.operators import topk, topk_mag, topk_mask, topk_sign
+from ._functions.polytope import permutahedron, permutahedron_value, soft_rank, soft_sort
+from ._functions.selection import Selection, choose_lam, topk_select
+from ._spread.multi import topk_mag_multi
 from .moe import Routing, expert_choice, token_choice
-from .multi import topk_mag_multi
-from .norms import half_sq_support_norm, owl_norm, support_negentropy
-from .operators import topk, topk_mag, topk_mask, topk_sign
-from .polytope import permutahedron, permutahedron_value, soft_rank, soft_sort
-from .selection import Selection, choose_lam, topk_select
 
 __all__ = [
     # relaxed top-k

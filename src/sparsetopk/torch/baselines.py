@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from .._maths.root import increasing_root
-from ._namespace import LOOKS_ALWAYS
-from .arguments import check_float_tensor, check_k, check_number
-from .operators import topk_mag
-from .vectorized import row_sum
+from ._functions.operators import topk_mag
+from ._rows.arguments import check_float_tensor, check_k, check_number
+from ._rows.namespace import LOOKS_ALWAYS
+from ._solvers.vectorized import row_sum
 
 
 def hard_topk_mag(x: Tensor, k: float, *, straight_through: bool = False) -> Tensor:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .._checks import check_choice
 from .._maths.select import default_capacity
-from ..arguments import check_choice
-from .arguments import Number, check_float_tensor, show
-from .groups import check_group
-from .modules import HardenedModule
-from .operators import topk_mask
-from .selection import check_capacity, in_slots, select_slots
+from ._functions.operators import topk_mask
+from ._functions.selection import check_capacity, in_slots, select_slots
+from ._modules import HardenedModule
+from ._rows.arguments import Number, check_float_tensor, show
+from ._spread.groups import check_group
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

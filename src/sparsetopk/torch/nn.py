@@ -9,11 +9,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from .._types import Completion, Reduction
-from .arguments import Number
-from .losses import topk_loss
-from .modules import HardenedModule, Module
+from ._functions.losses import topk_loss
+from ._functions.operators import topk, topk_mag, topk_mask, topk_sign
+from ._modules import HardenedModule, Module
+from ._rows.arguments import Number
 from .moe import ExpertChoice, ExpertMLP, MixtureOfExperts, TokenChoice
-from .operators import topk, topk_mag, topk_mask, topk_sign
 
 __all__ = [
     "ExpertChoice",

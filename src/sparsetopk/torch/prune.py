@@ -24,12 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from ..arguments import check_choice, check_exponent
-from .arguments import check_lam, check_number
-from .groups import Shared
-from .pruned import Group, Operator, Pruned, PrunedShard, Settings, beside, count_units
-from .schedules import ChooseLam, KeepSchedule, LamSchedule, Schedule, check_schedules
-from .targets import (
+from .._checks import check_choice, check_exponent
+from ._prune.pruned import Group, Operator, Pruned, PrunedShard, Settings, beside, count_units
+from ._prune.schedules import ChooseLam, KeepSchedule, LamSchedule, Schedule, check_schedules
+from ._prune.targets import (
     MODULES,
     Keep,
     Names,
@@ -40,6 +38,8 @@ from .targets import (
     find_targets,
     parametrizations,
 )
+from ._rows.arguments import check_lam, check_number
+from ._spread.groups import Shared
 
 __all__ = [
     "MODULES",
@@ -149,7 +149,7 @@ def prune(
     schedules = check_schedules(schedule)
     groups = [_group(part, settings, first_lam) for part in parts]
     if any(hasattr(target.weight, "placements") for target in targets):  # DTensors
-        from . import fsdp  # which needs torch.distributed
+        from ._prune import fsdp  # which needs torch.distributed
 
         fsdp.check_sharded(settings, scope, lam)
         groups[0].processes = fsdp.shard_group(targets)

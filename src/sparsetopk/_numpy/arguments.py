@@ -1,0 +1,146 @@
+"""Checks of arrays, and the way between arrays and rows.
+
+Every operator works on rows: the axis moves last, the other axes are flattened, the numbers become
+float64. ``Rows`` does that, and puts results back into the shape and dtype of the input.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .._checks import show
+from .._types import Array, FloatArray
+
+_FLOATS = (np.float16, np.float32, np.float64)
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+def as_float_array(name: str, value: ArrayLike) -> FloatArray:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # a ragged list
+        raise ValueError(f"{name} must be a rectangular array: {error}") from None
+    if array.dtype.type not in _FLOATS:
+        raise TypeError(
+            f"{name} must be an array of dtype float16, float32 or float64, got {array.dtype}"
+        )
+    return array
+
+
+def as_real_array(name: str, value: ArrayLike) -> Array:
+    """float64, from any real numbers (k and lam may be integers)."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"{name} must be a real number or an array of them, got {show(value)}")
+    return array.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """An array as rows (m, n) of float64, and the way back."""
+
+    name: str  # of the argument, for errors
+    data: Array
+    shape: tuple[int, ...]  # of the array as it came
+    axis: int
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def of(cls, name: str, value: ArrayLike, axis: int) -> Rows:
+        array = as_float_array(name, value)
+        if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+            raise TypeError(f"axis must be an int, got {axis!r}")
+        if not -array.ndim <= axis < array.ndim:
+            raise ValueError(
+                f"axis must be in [{-array.ndim}, {array.ndim}) for {name} of shape {array.shape}, "
+                f"got {axis}"
+                if array.ndim
+                else f"{name} must have at least one axis, got a scalar"
+            )
+        axis = int(axis) % array.ndim
+        data = np.moveaxis(array, axis, -1).astype(np.float64)
+        return cls(
+            name,
+            data.reshape(math.prod(data.shape[:-1]), data.shape[-1]),
+            array.shape,
+            axis,
+            array.dtype,
+        )
+
+    @property
+    def n(self) -> int:
+        return self.shape[self.axis]
+
+    @property
+    def _leading(self) -> tuple[int, ...]:
+        return (*self.shape[: self.axis], *self.shape[self.axis + 1 :])
+
+    @property
+    def _per_row(self) -> tuple[int, ...]:
+        return (*self.shape[: self.axis], 1, *self.shape[self.axis + 1 :])
+
+    def unflatten(self, rows: NDArray[_Scalar]) -> NDArray[_Scalar]:
+        """(m, any length) back to the input's shape, with that length along the axis."""
+        return np.moveaxis(rows.reshape((*self._leading, rows.shape[-1])), -1, self.axis)
+
+    def restore(self, rows: Array) -> FloatArray:
+        """As ``unflatten``, in the input's dtype."""
+        with np.errstate(over="ignore"):
+            return self.unflatten(rows).astype(self.dtype)
+
+    def restore_scalars(self, rows: Array) -> FloatArray:
+        """(m, 1) back to the input's shape without the axis."""
+        with np.errstate(over="ignore"):
+            return rows.reshape(self._leading).astype(self.dtype)
+
+    def restore_matrices(self, matrices: Array) -> FloatArray:
+        """(m, n, n) with the leading axes of the input in front."""
+        with np.errstate(over="ignore"):
+            return matrices.reshape((*self._leading, *matrices.shape[1:])).astype(self.dtype)
+
+    def per_row(self, name: str, value: ArrayLike) -> Array:
+        """A number, or an array that broadcasts with length 1 along the axis, as (m, 1)."""
+        array = as_real_array(name, value)
+        shape = self._per_row
+        try:
+            full = np.broadcast_to(array, shape)
+        except ValueError:
+            raise ValueError(
+                f"{name} must be a number or broadcast to shape {shape} (that of {self.name} with "
+                f"length 1 along axis {self.axis}), got shape {array.shape}"
+            ) from None
+        return full.reshape(-1, 1)
+
+    def sum_to(self, rows: Array, like: ArrayLike) -> Array:
+        """Undo ``per_row`` for a cotangent: sum (m, 1) over what was broadcast from ``like``."""
+        shape = np.shape(like)
+        full = rows.reshape(self._per_row)
+        full = full.sum(axis=tuple(range(full.ndim - len(shape))))
+        spread = tuple(i for i, length in enumerate(shape) if length == 1)
+        return full.sum(axis=spread, keepdims=True)
+
+    def tangent(self, name: str, value: ArrayLike) -> Array:
+        """An array of the same shape, as rows."""
+        array = as_real_array(name, value)
+        if array.shape != self.shape:
+            raise ValueError(f"{name} must have shape {self.shape}, got {array.shape}")
+        return np.moveaxis(array, self.axis, -1).reshape(self.data.shape)
+
+
+def check_k(k: Array, n: int) -> Array:
+    bad = ~((k >= 0) & (k <= n))
+    if bad.any():
+        raise ValueError(f"k must be in [0, n] with n={n}, got {k[bad].flat[0]}")
+    return k
+
+
+def check_lam(lam: Array) -> Array:
+    bad = ~((lam >= 0) & (lam < np.inf))
+    if bad.any():
+        raise ValueError(f"lam must be finite and at least 0, got {lam[bad].flat[0]}")
+    return lam

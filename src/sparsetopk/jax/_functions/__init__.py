@@ -1,0 +1,1 @@
+"""The public functions, from checked arguments to outputs."""

@@ -1,0 +1,297 @@
+"""Relaxed linear programs over the permutahedron P(w) on JAX arrays, for any w; sorting and ranking.
+
+Common to all of them:
+
+- ``lam >= 0`` is a number or an array that broadcasts against x with length 1 along ``axis``;
+  ``lam = 0`` is the hard operator. There are derivatives of every order in x, w and lam.
+- ``p > 1``; ``solver`` is "pav" or "dykstra" (p = 2), with ``solver_options`` as in NumPy.
+- The output has the shape and dtype of x. An infinite or NaN entry makes its row NaN; so does a bad lam
+  or w whose value cannot be read at once (traced, or on another device than the CPU).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ..._checks import check_exponent, check_phi, check_solver
+from ..._maths import dykstra
+from ..._maths.isotonic import Solved
+from ..._maths.operator import Operator
+from ..._types import IsotonicSolver, PhiName, SolverOptions
+from .._rows import isotonic
+from .._rows.arguments import Number, Rows, check_lam, check_number, compute_dtype, is_readable
+from .._rows.isotonic import Setting, respond
+from .._rows.threshold import unsigned_zero
+
+
+def setting_of(
+    x: Array, p: float, phi: PhiName, solver: IsotonicSolver, options: SolverOptions | None
+) -> Setting:
+    """What is asked of the rows of x, checked."""
+    exponent = check_exponent(p)
+    operator = Operator(check_phi(phi), exponent)
+    options = check_solver(solver, ("pav", "dykstra"), options, operator)
+    floor = 2.0 / float(jnp.finfo(x.dtype).max)
+    if solver == "pav":
+        return Setting(phi, exponent, floor)
+    rule = dykstra.RULE.given(**options)
+    rounding = 8.0 * float(jnp.finfo(compute_dtype(x)).eps)
+    return Setting(phi, exponent, floor, rule.at_least(rounding))
+
+
+def checked(setting: Setting, result: Array, residual: Array) -> Array:
+    """The result, if the solver met its rule or that cannot be read."""
+    if setting.rule is not None and is_readable(residual):
+        found = np.asarray(residual)
+        setting.rule.check("dykstra", found <= setting.rule.tol, found)
+    return result
+
+
+class _Relaxed(NamedTuple):
+    """Solved rows (..., n); live, but for what the solver found."""
+
+    setting: Setting
+    a: Array  # x, or |x| for even phi; 0 in invalid rows
+    w: Array  # each entry beside the one of x that it is paired with
+    lam: Array  # > 0: hard and invalid rows have a stand-in
+    sign: Array | None  # of x, for even phi
+    solved: Solved
+    residual: Array  # of the solver
+    soft: Array  # rows (..., 1) with lam > 0
+    invalid: Array  # rows (..., 1) whose result is NaN
+    nan: Array  # NaN in invalid rows, and so are their derivatives
+
+    @classmethod
+    def of(cls, x: Array, w: Array, lam: Array, setting: Setting) -> _Relaxed:
+        phi = setting.phi
+        x, w = x.astype(lam.dtype), w.astype(lam.dtype)
+        bad = ~(jnp.isfinite(x) & jnp.isfinite(w))
+        bad = bad if setting.phi_name == "identity" else bad | (w < 0)
+        invalid = bad.any(axis=-1, keepdims=True) | ~((lam >= 0) & (lam < jnp.inf))
+        soft = (lam > 0) & ~invalid
+        sign = jnp.where(x < 0, -1.0, 1.0).astype(x.dtype) if phi.even else None
+        a = jnp.where(invalid, 0.0, x if sign is None else x * sign)
+        safe_lam = jnp.where(soft, jnp.maximum(lam, jnp.finfo(lam.dtype).tiny), 1.0)
+        finite_w = jnp.where(invalid, 0.0, w)
+        solved, residual = isotonic.solve(a, finite_w, safe_lam, setting)
+        residual = jnp.where(soft, residual, 0.0)
+        if setting.rule is not None and not setting.rule.fixed_count:
+            invalid |= residual > setting.rule.tol
+        paired = jnp.take_along_axis(finite_w, solved.paired, axis=-1)
+        nan = (x + w + lam) * jnp.where(invalid, jnp.nan, 0.0).astype(x.dtype)
+        return cls(setting, a, paired, safe_lam, sign, solved, residual, soft, invalid, nan)
+
+    @property
+    def _at(self) -> tuple[Any, ...]:
+        return self.a, self.w, self.lam, self.solved.d, self.solved.block, self.setting
+
+    def y(self) -> Array:
+        """y_{phi,R}(x, w); for lam = 0 phi'(x) times the LMO."""
+        hard = self.setting.phi.prime(self.a) * self.w
+        y = jnp.where(self.soft, respond(*self._at).y, hard)
+        y = y if self.sign is None else self.sign * y
+        return jnp.where(self.invalid, self.nan, unsigned_zero(y))
+
+    def value(self) -> Array:
+        """f_{phi,R}(x, w), (..., 1)."""
+        hard = (self.setting.phi.value(self.a) * self.w).sum(axis=-1, keepdims=True)
+        value = jnp.where(self.soft, isotonic.value(*self._at), hard)
+        return jnp.where(self.invalid, self.nan.sum(axis=-1, keepdims=True), value)
+
+
+# Called outside of jit, each of these is one compiled call and not dozens; beside the result they give
+# the residual of the solver.
+@partial(jax.jit, static_argnames=("axis", "setting"))
+def _y(x: Array, w: Array, lam: Number, axis: int, setting: Setting) -> tuple[Array, Array]:
+    rows = Rows("x", x, axis)
+    relaxed = _Relaxed.of(rows.data, _along(rows, w), rows.per_row(lam), setting)
+    return rows.restore(relaxed.y()), relaxed.residual
+
+
+@partial(jax.jit, static_argnames=("axis", "setting"))
+def _value(x: Array, w: Array, lam: Number, axis: int, setting: Setting) -> tuple[Array, Array]:
+    rows = Rows("x", x, axis)
+    relaxed = _Relaxed.of(rows.data, _along(rows, w), rows.per_row(lam), setting)
+    return rows.restore_scalars(relaxed.value()), relaxed.residual
+
+
+@partial(jax.jit, static_argnames=("axis", "setting", "descending"))
+def _sorted(
+    x: Array, lam: Number, axis: int, setting: Setting, descending: bool
+) -> tuple[Array, Array]:
+    rows = Rows("x", x, axis)
+    rho = _rho(rows)
+    if not descending:
+        rho = rho[..., ::-1]
+    relaxed = _Relaxed.of(rho, rows.data, rows.per_row(lam), setting)
+    return rows.restore(relaxed.y()), relaxed.residual
+
+
+@partial(jax.jit, static_argnames=("axis", "setting", "descending"))
+def _ranked(
+    x: Array, lam: Number, axis: int, setting: Setting, descending: bool
+) -> tuple[Array, Array]:
+    rows = Rows("x", x, axis)
+    z = -rows.data if descending else rows.data
+    relaxed = _Relaxed.of(z, _rho(rows), rows.per_row(lam), setting)
+    return rows.restore(relaxed.y()), relaxed.residual
+
+
+def _rho(rows: Rows) -> Array:
+    """(n, ..., 1) for every row; not in the dtype of x: float16 has no 2049."""
+    rho = jnp.arange(rows.n, 0, -1, dtype=compute_dtype(rows.x))
+    return jnp.broadcast_to(rho, rows.data.shape)
+
+
+def _along(rows: Rows, w: Array) -> Array:
+    """Checked w as rows (..., n); a vector lies along the axis."""
+    if w.ndim == 1:
+        return jnp.broadcast_to(w, rows.data.shape)
+    return jnp.moveaxis(jnp.broadcast_to(w, rows.x.shape), rows.axis, -1)
+
+
+def _check_lam(rows: Rows, lam: Number) -> None:
+    check_number("lam", lam)
+    rows.check_shape("lam", lam)
+    check_lam(lam)
+
+
+def _check_weights(rows: Rows, w: object, phi: PhiName) -> Array:
+    if not isinstance(w, (Array, np.ndarray)):
+        raise TypeError(f"w must be an array of real numbers, got {type(w).__name__}")
+    if w.dtype == bool or jnp.issubdtype(w.dtype, jnp.complexfloating):
+        raise TypeError(f"w must be an array of real numbers, got an array of dtype {w.dtype}")
+    shape, at = rows.x.shape, rows.axis - rows.x.ndim  # from the right, as broadcasting counts
+    fits = w.ndim == 1 and w.shape[0] == rows.n
+    if w.ndim > 1:
+        pairs = zip(reversed(w.shape), reversed(shape), strict=False)
+        fits = -at <= w.ndim <= len(shape) and w.shape[at] == rows.n
+        fits = fits and all(length in (1, full) for length, full in pairs)
+    if not fits:
+        raise ValueError(
+            f"w must have length n={rows.n} along axis {rows.axis} of x and broadcast to its shape "
+            f"{tuple(shape)}, got shape {tuple(w.shape)}"
+        )
+    if phi != "identity" and is_readable(w) and (np.asarray(w) < 0).any():
+        raise ValueError(
+            f"w must be nonnegative unless phi='identity', got {np.nanmin(np.asarray(w)):g} "
+            f"with phi={phi!r}"
+        )
+    return jnp.asarray(w)
+
+
+def permutahedron(
+    x: Array,
+    w: Array,
+    lam: Number = 1.0,
+    *,
+    p: float = 2.0,
+    phi: PhiName = "identity",
+    axis: int = -1,
+    solver: IsotonicSolver = "pav",
+    solver_options: SolverOptions | None = None,
+) -> Array:
+    r"""The relaxed linear program over the permutahedron P(w), Proposition 2 of the paper.
+
+    .. math:: y_{\phi,R}(x, w) = \arg\max_y \langle x, y \rangle - f_\phi^*(y, w) - R(y), \qquad
+              R(y) = \frac{\lambda}{p} \sum_i |y_i|^p
+
+    For phi = "identity" that is :math:`\max_{y \in P(w)} \langle x, y \rangle - R(y)`. ``lam = 0``
+    gives the linear maximisation oracle, times phi'(x). w comes in any order, as a vector of length n
+    or as anything that broadcasts to the shape of x; it must be nonnegative unless phi is the identity.
+
+    >>> permutahedron(jnp.array([3.0, 1.0, 0.875]), jnp.array([2.0, 1.0, 0.0]), lam=0.5).round(4)
+    Array([2.   , 0.625, 0.375], dtype=float32)
+    """
+    rows = Rows.of("x", x, axis)
+    setting = setting_of(rows.x, p, phi, solver, solver_options)
+    w = _check_weights(rows, w, phi)
+    _check_lam(rows, lam)
+    if rows.x.size == 0:
+        return rows.x
+    return checked(setting, *_y(rows.x, w, lam, rows.axis, setting))
+
+
+def permutahedron_value(
+    x: Array,
+    w: Array,
+    lam: Number = 1.0,
+    *,
+    p: float = 2.0,
+    phi: PhiName = "identity",
+    axis: int = -1,
+    solver: IsotonicSolver = "pav",
+    solver_options: SolverOptions | None = None,
+) -> Array:
+    """f_{phi,R}(x, w), the optimal value of ``permutahedron``, one per row.
+
+    Convex in x; its gradient in x is ``permutahedron(x, w, ...)``. ``lam = 0`` gives f_phi(x, w), for
+    instance the sum of the k largest entries for w = 1_k, or the OWL norm for phi = "abs".
+    """
+    rows = Rows.of("x", x, axis)
+    setting = setting_of(rows.x, p, phi, solver, solver_options)
+    w = _check_weights(rows, w, phi)
+    _check_lam(rows, lam)
+    if rows.x.size == 0:
+        return rows.x.sum(axis=rows.axis)
+    return checked(setting, *_value(rows.x, w, lam, rows.axis, setting))
+
+
+def soft_sort(
+    x: Array,
+    lam: Number = 1.0,
+    *,
+    p: float = 2.0,
+    descending: bool = True,
+    axis: int = -1,
+    solver: IsotonicSolver = "pav",
+    solver_options: SolverOptions | None = None,
+) -> Array:
+    r"""Relaxed sort (Blondel et al., 2020), with any p.
+
+    .. math:: \arg\max_{y \in P(x)} \langle \rho, y \rangle - R(y), \qquad \rho = (n, \dots, 1)
+
+    ``lam = 0`` is the hard sort; lam -> infinity gives the mean of x everywhere.
+
+    >>> soft_sort(jnp.array([0.1, 0.9, 0.5]), lam=0.1)
+    Array([0.9, 0.5, 0.1], dtype=float32)
+    """
+    rows = Rows.of("x", x, axis)
+    setting = setting_of(rows.x, p, "identity", solver, solver_options)
+    _check_lam(rows, lam)
+    if rows.x.size == 0:
+        return rows.x
+    return checked(setting, *_sorted(rows.x, lam, rows.axis, setting, bool(descending)))
+
+
+def soft_rank(
+    x: Array,
+    lam: Number = 1.0,
+    *,
+    p: float = 2.0,
+    descending: bool = True,
+    axis: int = -1,
+    solver: IsotonicSolver = "pav",
+    solver_options: SolverOptions | None = None,
+) -> Array:
+    r"""Relaxed rank, from 1; rank 1 is the largest entry, or the smallest if not ``descending``.
+
+    .. math:: \arg\max_{y \in P(\rho)} \langle -x, y \rangle - R(y), \qquad \rho = (n, \dots, 1)
+
+    ``lam = 0`` is the hard rank; lam -> infinity gives (n+1)/2 everywhere.
+
+    >>> soft_rank(jnp.array([0.1, 0.9, 0.5]), lam=0.1)
+    Array([3., 1., 2.], dtype=float32)
+    """
+    rows = Rows.of("x", x, axis)
+    setting = setting_of(rows.x, p, "identity", solver, solver_options)
+    _check_lam(rows, lam)
+    if rows.x.size == 0:
+        return rows.x
+    return checked(setting, *_ranked(rows.x, lam, rows.axis, setting, bool(descending)))

@@ -1,0 +1,220 @@
+"""Argument checks for JAX arrays, and the way between an array and rows; the style is that of NumPy's.
+
+A value is looked at only where it is there: Python numbers, NumPy arrays, and arrays on the CPU that
+are not traced. Elsewhere a bad k or lam makes its rows NaN (the solvers see to it).
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ..._checks import check_exponent, check_solver
+from ..._maths.operator import Count, Operator
+from ..._types import Solver, SolverOptions
+
+Number = float | Array | np.ndarray
+"""k and lam: one for all rows, or an array that broadcasts with length 1 along the axis."""
+
+AxisName = str | tuple[str, ...] | None
+"""The mesh axes over which rows are sharded, inside ``shard_map``."""
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def is_readable(*values: object) -> bool:
+    """Whether the numbers in all the values can be looked at without waiting for a device."""
+    return all(_is_readable(value) for value in values)
+
+
+def _is_readable(value: object) -> bool:
+    if isinstance(value, jax.core.Tracer):
+        return False
+    if isinstance(value, Array):
+        return value.is_fully_addressable and all(d.platform == "cpu" for d in value.devices())
+    return True
+
+
+def compute_dtype(x: Array) -> Any:
+    """float64 for float64, else float32: as JAX users expect of arrays in 16 bits."""
+    return jnp.float64 if x.dtype == jnp.float64 else jnp.float32
+
+
+def _show(value: object) -> str:
+    if isinstance(value, (Array, np.ndarray)):
+        return f"an array of dtype {value.dtype} and shape {tuple(value.shape)}"
+    return repr(value)
+
+
+def check_float_array(name: str, value: object) -> Array:
+    if not isinstance(value, (Array, np.ndarray)):
+        raise TypeError(f"{name} must be a jax.Array or a NumPy array, got {_show(value)}")
+    if str(value.dtype) not in _FLOATS:
+        raise TypeError(
+            f"{name} must be an array of dtype float16, bfloat16, float32 or float64, got {value.dtype}"
+        )
+    return jnp.asarray(value)
+
+
+def check_axis(name: str, x: Array, axis: int) -> int:
+    """The axis, counted from the front."""
+    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+        raise TypeError(f"axis must be an int, got {axis!r}")
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(
+            f"axis must be in [{-x.ndim}, {x.ndim}) for {name} of shape {tuple(x.shape)}, got {axis}"
+            if x.ndim
+            else f"{name} must have at least one axis, got a scalar"
+        )
+    return int(axis) % x.ndim
+
+
+def check_number(name: str, value: object) -> None:
+    """That it is a real number, or an array of them."""
+    if isinstance(value, (Array, np.ndarray)):
+        good = jnp.issubdtype(value.dtype, jnp.integer) or str(value.dtype) in _FLOATS
+    else:
+        good = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not good:
+        raise TypeError(f"{name} must be a real number or an array of them, got {_show(value)}")
+
+
+def check_k(k: Number, n: int) -> None:
+    if is_readable(k):
+        values = np.asarray(k, dtype=np.float64)
+        bad = ~((values >= 0) & (values <= n))
+        if bad.any():
+            got = values[bad].flat[0] if values.ndim else k
+            raise ValueError(f"k must be in [0, n] with n={n}, got {got}")
+
+
+def check_lam(lam: Number) -> None:
+    if is_readable(lam):
+        values = np.asarray(lam, dtype=np.float64)
+        bad = ~((values >= 0) & (values < np.inf))
+        if bad.any():
+            got = values[bad].flat[0] if values.ndim else lam
+            raise ValueError(f"lam must be finite and at least 0, got {got}")
+
+
+def check_jax_solver(
+    solver: Solver, options: SolverOptions | None, op: int, p: float, axis_name: AxisName
+) -> SolverOptions:
+    """That the solver can do what is asked; its options."""
+    if axis_name is not None and solver != "threshold":
+        raise ValueError(f"solver must be 'threshold' with axis_name, got {solver!r}")
+    solvers: Collection[Solver] = ("threshold", "pav", "dykstra")
+    return check_solver(solver, solvers, options, Operator(op, check_exponent(p)))
+
+
+class Rows(NamedTuple):
+    """An array with its axis moved last, as rows (..., n) in its own dtype, and the way back."""
+
+    name: str  # of the argument, for errors
+    x: Array  # as it came
+    axis: int
+
+    @classmethod
+    def of(cls, name: str, value: object, axis: int) -> Rows:
+        x = check_float_array(name, value)
+        return cls(name, x, check_axis(name, x, axis))
+
+    @property
+    def n(self) -> int:
+        return self.x.shape[self.axis]
+
+    @property
+    def per_row_shape(self) -> tuple[int, ...]:
+        shape = self.x.shape
+        return (*shape[: self.axis], 1, *shape[self.axis + 1 :])
+
+    @property
+    def data(self) -> Array:
+        """(..., n)."""
+        return jnp.moveaxis(self.x, self.axis, -1)
+
+    def unflatten(self, rows: Array) -> Array:
+        """(..., any length) back to the input's shape, with that length along the axis."""
+        return jnp.moveaxis(rows, -1, self.axis)
+
+    def restore(self, rows: Array) -> Array:
+        """As ``unflatten``, in the input's dtype."""
+        return self.unflatten(rows).astype(self.x.dtype)
+
+    def restore_scalars(self, rows: Array) -> Array:
+        """(..., 1) back to the input's shape without the axis."""
+        return rows.squeeze(-1).astype(self.x.dtype)
+
+    def check_shape(self, name: str, value: Number) -> None:
+        """That an array broadcasts with length 1 along the axis."""
+        given, shape = np.shape(value), self.per_row_shape
+        fits = len(given) <= len(shape) and all(
+            length in (1, full)
+            for length, full in zip(reversed(given), reversed(shape), strict=False)
+        )
+        if not fits:
+            raise ValueError(
+                f"{name} must be a number or broadcast to shape {shape} (that of {self.name} "
+                f"with length 1 along axis {self.axis}), got shape {given}"
+            )
+
+    def per_row(self, value: Number) -> Array:
+        """A checked k or lam as (..., 1), in the dtype of the computation."""
+        value = jnp.asarray(value, dtype=compute_dtype(self.x))
+        return jnp.moveaxis(jnp.broadcast_to(value, self.per_row_shape), self.axis, -1)
+
+    def split(self, k: Number | Count) -> Count:
+        """A checked k in its two parts, per row."""
+        k = k if isinstance(k, Count) else exact(k)
+        if not isinstance(k, Count):
+            k = _parts(k, jnp.floor(jax.lax.stop_gradient(k)))
+        whole = jnp.broadcast_to(jnp.asarray(k.whole, dtype=jnp.int32), self.per_row_shape)
+        return Count(jnp.moveaxis(whole, self.axis, -1), self.per_row(k.frac))
+
+
+def _parts(k: Any, floor: Any) -> Count:
+    """k and the floor of k, as they are or in the parts."""
+    if jnp.issubdtype(k.dtype, jnp.integer):
+        return Count(k, jnp.zeros(()))
+    return Count(floor, k - floor)
+
+
+def exact(k: Number) -> Array | Count:
+    """k as it may be traced: what is not yet an array in two parts, before float64 becomes float32."""
+    if isinstance(k, Array):
+        return k
+    k = np.asarray(k)
+    if k.dtype.kind == "f":
+        k = k.astype(np.float64)
+    return _parts(k, np.floor(k))
+
+
+def row_length(rows: Rows, axis_name: AxisName) -> int:
+    """n, over all shards."""
+    return rows.n if axis_name is None else rows.n * jax.lax.psum(1, axis_name)
+
+
+def check_k_and_lam(rows: Rows, k: Number, lam: Number, n: int | None = None) -> None:
+    check_number("k", k)
+    check_number("lam", lam)
+    rows.check_shape("k", k)
+    rows.check_shape("lam", lam)
+    check_k(k, rows.n if n is None else n)
+    check_lam(lam)
+
+
+def is_hard(lam: Number) -> bool | None:
+    """Whether rows have lam = 0: all, none, or (None) some may.
+
+    A jax.Array is never read for that: what is traced does not depend on what a device holds.
+    """
+    if isinstance(lam, Array):
+        return None
+    hard = np.asarray(lam) == 0
+    return True if hard.all() else None if hard.any() else False

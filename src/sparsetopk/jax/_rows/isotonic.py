@@ -1,0 +1,111 @@
+"""The operators over the permutahedron on rows: solved, and the rules for all derivatives.
+
+``respond`` and ``value`` have the rules of ``_maths``, written with their own outputs and with sums over
+blocks: so derivatives of every order follow, in forward and in reverse mode, in O(n).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
+
+from ..._maths import dykstra, isotonic
+from ..._maths.blocks import Blocks
+from ..._maths.dykstra import StoppingRule
+from ..._maths.isotonic import Solved
+from ..._maths.scalars import Phi, PhiName, PNorm
+from .._solvers import pav
+from . import namespace as xp
+
+
+class Setting(NamedTuple):
+    """What is static about a call."""
+
+    phi_name: PhiName
+    exponent: float
+    floor: float  # of lam, where 1/lam is a slope
+    rule: StoppingRule | None = None  # of dykstra; None for pav
+
+    @property
+    def phi(self) -> Phi:
+        return Phi(xp, self.phi_name)
+
+    @property
+    def reg(self) -> PNorm:
+        return PNorm(xp, self.exponent)
+
+
+def solve(x: Array, w: Array, lam: Array, setting: Setting) -> tuple[Solved, Array]:
+    """Finite rows x (..., n), |x| for even phi, and w (..., n), with lam > 0 (..., 1); and the residual
+    of the solver (..., 1)."""
+    x, w, lam = (lax.stop_gradient(v) for v in (x, w, lam))
+    if setting.rule is not None:
+        return dykstra.solve(xp, x, w, lam, setting.phi_name, setting.rule)
+    found = pav.solve(x, w, lam, setting.phi_name, setting.exponent)
+    return Solved(*found), xp.zeros_like(lam)
+
+
+def _blocks(x: Array, w: Array, lam: Array, d: Array, block: Array, setting: Setting) -> Blocks:
+    return isotonic.blocks_of(
+        xp,
+        x,
+        w,
+        lam,
+        d,
+        block,
+        phi=setting.phi_name,
+        exponent=setting.exponent,
+        floor=setting.floor,
+    )
+
+
+class Response(NamedTuple):
+    """Live, (..., n)."""
+
+    y: Array
+    d: Array
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(5,))
+def respond(x: Array, w: Array, lam: Array, d: Array, block: Array, setting: Setting) -> Response:
+    """y and d of solved rows x, |x| for even phi, each entry beside the w that it is paired with."""
+    if setting.exponent == 1.0:  # that is precise, and no block is flat
+        return Response(setting.reg.response(d), d)
+    return Response(_blocks(x, w, lam, d, block, setting).y(), d)
+
+
+@partial(respond.defjvp, symbolic_zeros=True)
+def _respond_jvp(
+    setting: Setting, at: tuple[Array, ...], tangents: tuple[Any, ...]
+) -> tuple[Response, Response]:
+    x, w, lam, _, block = at
+    found = respond(*at, setting)
+    dx, dw, dlam = _known(tangents)
+    dweight = None if dw is None else xp.block_sum(dw, block)
+    moved = _blocks(x, w, lam, found.d, block, setting).tangent(dx, dweight, dlam)
+    return found, Response(moved.y, moved.d)
+
+
+def _known(tangents: tuple[Any, ...]) -> list[Array | None]:
+    """Those of x, w and lam."""
+    return [None if isinstance(d, SymbolicZero) else d for d in tangents[:3]]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(5,))
+def value(x: Array, w: Array, lam: Array, d: Array, block: Array, setting: Setting) -> Array:
+    """R*(x - u) + sum_i w_i phi(u_i), (..., 1), for what ``respond`` takes."""
+    return isotonic.value(_blocks(x, w, lam, d, block, setting), x, w)
+
+
+@partial(value.defjvp, symbolic_zeros=True)
+def _value_jvp(
+    setting: Setting, at: tuple[Array, ...], tangents: tuple[Any, ...]
+) -> tuple[Array, Array]:
+    x, w, lam, _, block = at
+    y, d = respond(*at, setting)
+    blocks = _blocks(x, w, lam, d, block, setting)
+    return value(*at, setting), isotonic.value_tangent(blocks, y, *_known(tangents))

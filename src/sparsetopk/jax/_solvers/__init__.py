@@ -1,0 +1,1 @@
+"""Solvers: the compiled core as custom calls of XLA, and XLA operations."""

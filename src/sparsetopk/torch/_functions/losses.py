@@ -1,0 +1,265 @@
+"""The value f_{phi,R}(x, 1_k) of the relaxed top-k on tensors, and its Fenchel-Young loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..._checks import check_choice, check_exponent
+from ..._maths import value as _value
+from ..._maths.operator import MASK, OF_PHI, TWO_SIDED, Count, Operator
+from ..._types import Completion, PhiName, Reduction
+from .._fused import loss as fused_loss
+from .._fused.loss import Call, one_hot, reduce
+from .._rows.arguments import (
+    Number,
+    Rows,
+    check_dense,
+    check_float_tensor,
+    check_k_and_lam,
+    compute_dtype,
+    is_plain,
+    without_entries,
+)
+from .._rows.differentiable import relax
+from .._rows.namespace import LOOKS_ALWAYS as xp
+from .._solvers.vectorized import row_sum, split
+
+
+def topk_value(
+    x: Tensor,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    phi: PhiName = "identity",
+    dim: int = -1,
+) -> Tensor:
+    r"""The optimal value of the relaxed top-k problem, one per row.
+
+    .. math:: f_{\phi,R}(x, 1_k) = \max_y \langle x, y \rangle - f_\phi^*(y, 1_k) - R(y)
+
+    It is convex in x, and its gradient in x is the operator itself: ``topk_mask`` for phi =
+    "identity", ``topk_mag(debias=False)`` for "half_square", ``topk_sign`` for "abs"; in k it is phi at
+    the threshold, in lam -R(y)/lam. Padded (-inf) entries take no part; ``lam = 0`` gives the sum of
+    the k largest phi(x_i).
+
+    >>> topk_value(torch.tensor([3.0, 1.0, -1.0]), k=2, lam=0.0)
+    tensor(4.)
+    """
+    check_choice("phi", phi, OF_PHI)
+    if two_sided and phi != "identity":
+        raise ValueError(f"phi must be 'identity' when two_sided=True, got {phi!r}")
+    rows, e = Rows.of("x", x, dim), check_exponent(p)
+    check_k_and_lam(rows, k, lam)
+    if x.numel() == 0:
+        return without_entries(x, k, lam).sum(dim=dim)
+    operator = Operator(TWO_SIDED if two_sided else OF_PHI[phi], e)
+    return rows.restore_scalars(relax(rows, k, lam, operator).value())
+
+
+def topk_loss(
+    logits: Tensor,
+    targets: Tensor,
+    k: Number,
+    lam: Number = 1.0,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    completion: Completion | None = None,
+    reduction: Reduction = "mean",
+    dim: int = -1,
+    label_smoothing: float = 0.0,
+    ignore_index: int = -100,
+    weight: Tensor | None = None,
+) -> Tensor:
+    r"""Fenchel-Young top-k loss over the classes along ``dim``.
+
+    .. math:: \ell(x, t) = f_{\phi,R}(x, 1_k) - \langle x, t \rangle, \qquad \nabla_x \ell = y(x) - t
+
+    ``targets`` are class indices (integers, the shape of ``logits`` without ``dim``) or weights in
+    [0, 1] in the shape of ``logits`` (one-hot, several labels, or soft).
+
+    With k greater than the sum of t, as for one label and k > 1, t is not in P(1_k): the paper's loss
+    (``completion=None``) then decreases without bound as all logits decrease together. Two
+    completions are invariant to that shift, and nonnegative:
+
+    - ``"spread"``: t is filled up to a sum of k, evenly on the classes that are not labels
+      (:math:`t'_i = t_i + (1 - t_i)(k - \sum t)/(n - \sum t)`), and R(t') is added. Convex.
+    - ``"best"``: subtracts the best value that selects all the labels, whatever else it selects.
+      Zero exactly when they are fully selected; not convex for k > 1; no soft targets.
+
+    The rest is as in ``torch.nn.functional.cross_entropy``, but that the classes are last by
+    default; under autocast too, where the loss is in float32:
+
+    - ``reduction`` is "mean", "sum" or "none". Rows whose class index is ``ignore_index`` have no loss
+      and no gradient, and the mean is over the others.
+    - ``label_smoothing`` takes this share of every target and spreads it evenly over the classes whose
+      logit is not -inf.
+    - ``weight`` has a number for every class: the loss of a row is multiplied by that of its label, or
+      by :math:`\langle w, t \rangle / \sum t`, and the mean is the weighted one.
+
+    >>> topk_loss(torch.tensor([[5.0, 1.0, 0.0]]), torch.tensor([0]), k=2, completion="best")
+    tensor(0.)
+    """
+    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    rows, e = Rows.of("logits", logits, dim), check_exponent(p)
+    if torch.is_autocast_enabled(logits.device.type) and logits.dtype != torch.float64:
+        logits = logits.float()
+        rows = rows._replace(x=logits)
+    check_k_and_lam(rows, k, lam)
+    t = _targets(targets, rows)
+    _check_options(rows, completion, label_smoothing, ignore_index, weight)
+    operator = Operator(TWO_SIDED if two_sided else MASK, e, False)
+    fast = logits.numel() > 0 and fused_loss.takes(rows, k, lam, operator, t, weight)
+    as_labels = fast and t.dtype == torch.int64 and not label_smoothing
+    weights = added = None
+    if weight is not None or completion == "best" or not as_labels:
+        _check_labels(t, ignore_index, rows.n)
+        weights = _row_weights(weight, t, ignore_index)
+    if completion is not None:
+        _check_completion(completion, rows, t, k)
+    if not as_labels:
+        t = one_hot(t, rows.n, compute_dtype(logits))
+        if label_smoothing:
+            t = _value.smoothed(xp, rows.data, t, label_smoothing)
+        if completion == "spread":
+            k_rows, lam_rows, reg = split(rows.per_row(k)), rows.per_row(lam), operator.reg(xp)
+            t, total = _value.filled(xp, rows.data, t, k_rows, lam_rows, reg)
+            added = total[:, 0]
+            completion = None
+    if fast:
+        call = Call(
+            rows.dim, t, k, lam, operator, completion, ignore_index, added, weights, reduction
+        )
+        loss = fused_loss.evaluate(logits, call)
+    else:
+        values = _values(rows, t, k, lam, operator, completion)
+        values = values if added is None else values + added
+        loss = reduce(values, weights, len(values), reduction)
+    if reduction == "none":
+        return rows.restore_scalars(loss)
+    return loss.to(logits.dtype)
+
+
+def _targets(targets: object, rows: Rows) -> Tensor:
+    """Labels (m) in int64, or weights (m, n), booleans or floats."""
+    if not isinstance(targets, Tensor) or targets.is_complex():
+        raise TypeError(
+            "targets must be a tensor of integer class indices, or of booleans or floats in the shape "
+            f"of logits, got {targets.dtype if isinstance(targets, Tensor) else repr(targets)}"
+        )
+    check_dense("targets", targets)
+    shape = tuple(targets.shape)
+    if not targets.is_floating_point() and targets.dtype != torch.bool:
+        if shape != rows.leading:
+            raise ValueError(
+                f"targets must have shape {rows.leading} when they are class indices (that of logits "
+                f"without dim {rows.dim}), got {shape}"
+            )
+        targets = targets if targets.ndim == 1 else targets.reshape(-1)
+        return targets.to(torch.int64)
+    if shape != tuple(rows.x.shape):
+        raise ValueError(
+            f"targets must have the shape of logits, {tuple(rows.x.shape)}, got {shape}"
+        )
+    _check_values(targets, (targets >= 0) & (targets <= 1), "targets must be in [0, 1]")
+    return rows.tangent(targets)
+
+
+def _check_values(values: Tensor, good: Tensor, message: str) -> None:
+    if is_plain(values) and not bool(good.all()):
+        raise ValueError(f"{message}, got {values[~good].flatten()[0].item():g}")
+
+
+def _check_labels(t: Tensor, ignored: int, n: int) -> None:
+    if t.dtype == torch.int64:
+        good = ((t >= 0) & (t < n)) | (t == ignored)
+        _check_values(t, good, f"targets must be class indices in [0, {n})")
+
+
+def _check_options(
+    rows: Rows,
+    completion: Completion | None,
+    label_smoothing: float,
+    ignore_index: int,
+    weight: object,
+) -> None:
+    if completion is not None:
+        check_choice("completion", completion, ("spread", "best"))
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
+    if label_smoothing and completion == "best":
+        raise ValueError(f"label_smoothing must be 0 with completion='best', got {label_smoothing}")
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
+    if weight is not None and tuple(check_float_tensor("weight", weight).shape) != (rows.n,):
+        raise ValueError(
+            f"weight must have shape ({rows.n},), one number per class, got {tuple(weight.shape)}"  # type: ignore[attr-defined]
+        )
+
+
+def _row_weights(weight: Tensor | None, t: Tensor, ignored: int) -> Tensor | None:
+    """What the loss of each row is multiplied by, (m); None for 1."""
+    if t.dtype == torch.int64:
+        counted = t != ignored
+        if weight is None:
+            return counted.to(torch.float64 if t.device.type == "cpu" else torch.float32)
+        weight = weight.to(compute_dtype(weight))
+        return torch.where(counted, weight[t.clamp(0, weight.shape[0] - 1)], 0.0)
+    if weight is None:
+        return None
+    total = t.sum(dim=-1, dtype=compute_dtype(weight))
+    weighted = (t.to(total.dtype) * weight.to(total.dtype)).sum(dim=-1)  # @ would be autocast
+    return torch.where(total > 0, weighted / torch.where(total > 0, total, 1.0), 1.0)
+
+
+def _check_completion(completion: Completion, rows: Rows, t: Tensor, k: Number) -> None:
+    """That t has at most k labels and, for "best", nothing else."""
+    if not is_plain(t, k):
+        return
+    with torch.no_grad():
+        k_rows, labels = rows.per_row(k), t.dtype == torch.int64
+        total = torch.ones_like(k_rows) if labels else row_sum(t.to(k_rows.dtype))
+        excess = total - k_rows
+        # beyond the rounding of soft targets
+        if bool((excess > 1e-6 * k_rows.clamp_min(1.0)).any()):
+            worst = int(excess.argmax())
+            raise ValueError(
+                "targets must have at most k labels (a sum of at most k) with "
+                f"completion={completion!r}, got {total[worst].item():g} for "
+                f"k={k_rows[worst].item():g}"
+            )
+        soft = completion == "best" and t.is_floating_point()
+        if soft and not bool(((t == 0) | (t == 1)).all()):
+            raise ValueError(
+                "targets must be class indices or sets of labels (0 or 1) with completion='best', got "
+                "soft targets"
+            )
+
+
+def _values(
+    rows: Rows,
+    t: Tensor,
+    k: Number,
+    lam: Number,
+    operator: Operator,
+    completion: Completion | None,
+) -> Tensor:
+    """f(x) - <x, t>, or with completion "best" f(x) minus the best value with the labels, (m)."""
+    if rows.x.numel() == 0:
+        empty = Rows(rows.name, without_entries(rows.x, k, lam), rows.dim)
+        return empty.data.to(t.dtype).sum(dim=-1)
+    k_rows, lam_rows = rows.per_row(k), rows.per_row(lam)
+    x = rows.data.to(lam_rows.dtype)
+
+    def value(x: Tensor, k: Count) -> Tensor:
+        others = Rows(rows.name, x, 1)
+        return relax(others, k.whole.to(k.frac.dtype) + k.frac, lam_rows, operator).value()
+
+    of_targets = _value.inner(xp, x, t)
+    if completion == "best":
+        reg = operator.reg(xp)
+        of_targets = _value.best(xp, x, t, split(k_rows), lam_rows, reg, value)
+    return (relax(rows, k, lam, operator).value() - of_targets)[:, 0]

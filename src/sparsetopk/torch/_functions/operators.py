@@ -1,0 +1,245 @@
+"""The relaxed top-k operators on tensors.
+
+Common to all of them:
+
+- ``k`` is a real number in [0, n] and ``lam >= 0``; each may be a tensor that broadcasts against x with
+  length 1 along ``dim``, and may require gradients. ``lam = 0`` is the hard operator, where the lowest
+  index wins a tie.
+- ``p > 1``; 2, 3/2 and 4/3 have closed forms. ``solver`` is "threshold" (default), "pav" or "dykstra"
+  (p = 2), with ``solver_options`` as in NumPy.
+- ``straight_through=True`` gives the hard output with the derivative of the relaxed operator.
+- The output has the shape, dtype and device of x. A NaN makes its row NaN; so does a bad k or lam whose
+  value cannot be read at once (traced, or on another device than the CPU).
+- With a ``group`` of processes, x is this rank's shard along ``dim`` of the rows, which may be empty; k
+  and lam are the same on every rank. A ``DTensor`` that is sharded along ``dim`` has its group with it.
+  Every rank calls the operator and runs its backward; the gradients of k and lam are whole on each. The
+  lowest rank wins a tie. The solver is the threshold; first derivatives in reverse mode only.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..._checks import check_choice, check_exponent
+from ..._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator
+from ..._types import Solver, SolverOptions
+from .._fused import rows as fused
+from .._rows.arguments import (
+    Number,
+    Rows,
+    check_dim,
+    check_k_and_lam,
+    check_torch_solver,
+    without_entries,
+)
+from .._rows.differentiable import relax
+from .._spread import sharded
+from .._spread.groups import check_group
+from . import topk_isotonic
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def _relaxed(
+    x: Tensor,
+    k: Number,
+    lam: Number,
+    p: float,
+    op: int,
+    dim: int,
+    solver: Solver,
+    options: SolverOptions | None,
+    group: ProcessGroup | None = None,
+    *,
+    debias: bool = False,
+    times_x: bool = False,
+) -> Tensor:
+    """An operator of the family, with its arguments checked."""
+    if hasattr(x, "placements"):  # a DTensor, as nothing else is
+        same = functools.partial(_relaxed, debias=debias, times_x=times_x)
+        on_shard = lambda x, group: same(x, k, lam, p, op, dim, solver, options, group)  # noqa: E731
+        return _on_shards(on_shard, x, k, lam, dim, group)
+    rows = Rows.of("x", x, dim)
+    operator = Operator(op, check_exponent(p), debias)
+    if (shared := check_group(group)) is not None:
+        check_choice("solver, over a group,", solver, ("threshold",))
+        y = sharded.evaluate(rows, k, lam, operator, shared)
+        return _times(x, y) if times_x else y
+    check_k_and_lam(rows, k, lam)
+    if solver != "threshold" or options is not None:
+        check_torch_solver(solver, options, op, p)
+    if x.numel() == 0:
+        return without_entries(x, k, lam)
+    if solver != "threshold" and not (isinstance(lam, (int, float)) and lam == 0):
+        y = rows.restore(topk_isotonic.evaluate(rows, k, lam, operator, p, solver, options))
+        if isinstance(lam, Tensor):  # hard rows need no solver
+            hard = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, debias=debias)
+            y = torch.where(lam == 0, hard, y)
+        return _times(x, y) if times_x else y
+    if fused.takes(rows, k, lam, operator):
+        y = fused.evaluate(rows, k, lam, operator)
+        return _times_finite(x, y) if times_x else y
+    y = relax(rows, k, lam, operator).y()
+    return rows.restore(_times(rows.data.to(y.dtype), y) if times_x else y)
+
+
+def _on_shards(
+    operator: Callable[[Tensor, ProcessGroup | None], Tensor],
+    x: Any,
+    k: Number,
+    lam: Number,
+    dim: int,
+    group: ProcessGroup | None,
+) -> Tensor:
+    """Of a DTensor: each rank works on its shard, and the result is placed as x is."""
+    from .._spread import dtensors  # which needs torch.distributed
+
+    if group is not None:
+        raise ValueError("group must be None for a DTensor, which has its own, got a group")
+    group = dtensors.group_along(x, check_dim("x", x, dim), k, lam)
+    return dtensors.placed(operator(x.to_local(), group), x)
+
+
+def _straight_through(hard: Tensor, relaxed: Tensor) -> Tensor:
+    """The value of one and the derivative of the other, also beside infinities."""
+    hard = hard.detach()
+    return torch.where(hard.isinf(), hard, hard + (relaxed - relaxed.detach()))
+
+
+def _times(x: Tensor, mask: Tensor) -> Tensor:
+    """x * mask, with 0 for padding; the mask has no slope beside an infinite x."""
+    product = torch.where(x.isfinite(), x, 0.0) * mask + 0.0  # 0 and not -0
+    return torch.where((x == torch.inf) & (mask > 0), x * mask.detach(), product)
+
+
+def _times_finite(x: Tensor, mask: Tensor) -> Tensor:
+    """The same in two passes if every entry is finite, as their sum tells."""
+    if not x.detach().sum().isfinite():
+        return _times(x, mask)
+    return torch.addcmul(x.new_zeros(()), x, mask)  # 0 and not -0
+
+
+def topk_mask(
+    x: Tensor,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    dim: int = -1,
+    solver: Solver = "threshold",
+    solver_options: SolverOptions | None = None,
+    straight_through: bool = False,
+    group: ProcessGroup | None = None,
+) -> Tensor:
+    r"""Relaxed top-k mask: entries in [0, 1] that sum to k, most of them exactly 0 or 1.
+
+    .. math:: \max_{y \in [0,1]^n,\ \sum_i y_i = k} \langle x, y \rangle - R(y), \qquad
+              R(y) = \frac{\lambda}{p} \sum_i |y_i|^p
+
+    With ``two_sided=True``, R has :math:`|y_i|^p + |1 - y_i|^p` instead, and for 1 < p < 2 the mask
+    is differentiable everywhere. -inf marks an entry that is not a candidate; +inf is always
+    selected (more than k of them share k if lam > 0).
+
+    >>> topk_mask(torch.tensor([3.0, 1.0, 0.95, -1.0], dtype=torch.float64), k=2, lam=0.1)
+    tensor([1.0000, 0.7500, 0.2500, 0.0000], dtype=torch.float64)
+    """
+    op = TWO_SIDED if two_sided else MASK
+    y = _relaxed(x, k, lam, p, op, dim, solver, solver_options, group)
+    if straight_through:
+        y = _straight_through(_relaxed(x, k, 0.0, p, op, dim, "threshold", None, group), y)
+    return y
+
+
+def topk(
+    x: Tensor,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    dim: int = -1,
+    solver: Solver = "threshold",
+    solver_options: SolverOptions | None = None,
+    straight_through: bool = False,
+    group: ProcessGroup | None = None,
+) -> Tensor:
+    """Relaxed top-k: ``x * topk_mask(x)``, with 0 at padded (-inf) entries.
+
+    >>> topk(torch.tensor([3.0, 1.0, 0.95, -1.0], dtype=torch.float64), k=2, lam=0.1)
+    tensor([3.0000, 0.7500, 0.2375, 0.0000], dtype=torch.float64)
+    """
+    op = TWO_SIDED if two_sided else MASK
+    y = _relaxed(x, k, lam, p, op, dim, solver, solver_options, group, times_x=True)
+    if straight_through:
+        hard = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, group, times_x=True)
+        y = _straight_through(hard, y)
+    return y
+
+
+def topk_mag(
+    x: Tensor,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    debias: bool = True,
+    dim: int = -1,
+    solver: Solver = "threshold",
+    solver_options: SolverOptions | None = None,
+    straight_through: bool = False,
+    group: ProcessGroup | None = None,
+) -> Tensor:
+    r"""Relaxed top-k in magnitude: keeps the k entries with the largest \|x_i\|, with their sign.
+
+    .. math:: y^\star = \arg\max_y \langle x, y \rangle - \frac12 \|y\|_{k}^2 - R(y), \qquad
+              u^\star = x - \nabla R(y^\star)
+
+    with the squared k-support norm, :math:`\phi(x) = x^2/2` in the paper. ``debias=False`` returns
+    :math:`y^\star`, the gradient of a convex function, which shrinks even clearly selected entries
+    (by 1/(1+lam) for p = 2). ``debias=True`` returns :math:`y^\star + x - u^\star`: entries clearly
+    selected are equal to x, and lam -> infinity gives the identity.
+
+    Infinite entries make their row NaN.
+
+    >>> topk_mag(torch.tensor([-3.0, 1.0, 0.95, 0.1], dtype=torch.float64), k=2, lam=0.1)
+    tensor([-3.0000,  0.7857,  0.2357,  0.0000], dtype=torch.float64)
+    """
+    y = _relaxed(x, k, lam, p, MAGNITUDE, dim, solver, solver_options, group, debias=debias)
+    if straight_through:
+        hard = _relaxed(x, k, 0.0, p, MAGNITUDE, dim, "threshold", None, group)
+        y = _straight_through(hard, y)
+    return y
+
+
+def topk_sign(
+    x: Tensor,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    dim: int = -1,
+    solver: Solver = "threshold",
+    solver_options: SolverOptions | None = None,
+    straight_through: bool = False,
+    group: ProcessGroup | None = None,
+) -> Tensor:
+    r"""Relaxed signed top-k mask: in [-1, 1], the sign of x on the k entries largest in magnitude.
+
+    .. math:: \max_{y \in [-1,1]^n,\ \sum_i |y_i| \le k} \langle x, y \rangle - R(y)
+
+    (:math:`\phi(x) = |x|` in the paper). Infinite entries make their row NaN.
+
+    >>> topk_sign(torch.tensor([-3.0, 1.0, 0.95, 0.1], dtype=torch.float64), k=2, lam=0.1)
+    tensor([-1.0000,  0.7500,  0.2500,  0.0000], dtype=torch.float64)
+    """
+    y = _relaxed(x, k, lam, p, SIGN, dim, solver, solver_options, group)
+    if straight_through:
+        y = _straight_through(_relaxed(x, k, 0.0, p, SIGN, dim, "threshold", None, group), y)
+    return y

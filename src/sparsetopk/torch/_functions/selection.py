@@ -1,0 +1,182 @@
+"""Top-k as a fixed number of slots (values and indices), and the lam that leaves so many fractional."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._checks import check_exponent, check_positive_int
+from ..._core import native
+from ..._maths import select
+from ..._maths.operator import MAGNITUDE, MASK, TWO_SIDED, Operator
+from ..._maths.response import Relaxed
+from ..._maths.select import Window, default_capacity
+from .._fused import kernels
+from .._rows.arguments import Number, Rows, check_k_and_lam, is_plain
+from .._rows.differentiable import Live
+from .._rows.namespace import LOOKS_ALWAYS, LOOKS_NEVER
+from .._solvers import ops
+from .._solvers.vectorized import row_sum, split
+from .operators import topk_mag, topk_mask
+
+
+class Selection(NamedTuple):
+    """The nonzero entries of a relaxed top-k, in slots along the dimension."""
+
+    values: Tensor
+    indices: Tensor
+    dropped: Tensor
+
+
+def topk_select(
+    x: Tensor,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    magnitude: bool = False,
+    dim: int = -1,
+    capacity: int | None = None,
+) -> Selection:
+    """The nonzero entries of ``topk_mask(x)``, or with ``magnitude=True`` of ``topk_mag(x)``.
+
+    Returns values and indices with ``capacity`` slots along the dimension. Indices increase strictly,
+    so that scattering the values back is safe; unused slots have value 0. A row with more nonzeros
+    than slots keeps the largest; ``dropped`` is the sum of the magnitudes left out, one per row. The
+    default capacity is ``min(n, ceil(k) + max(8, ceil(k/4)))``; it must be given if k is a tensor.
+
+    The derivative of the values is that of the operator at the indices.
+
+    >>> selection = topk_select(torch.tensor([3.0, -1.0, 1.0, 0.95]), k=2, capacity=3)
+    >>> selection.indices
+    tensor([0, 2, 3])
+    """
+    _check_magnitude(magnitude, two_sided)
+    if magnitude:
+        y = topk_mag(x, k, lam, p=p, dim=dim)
+    else:
+        y = topk_mask(x, k, lam, p=p, two_sided=two_sided, dim=dim)
+    return in_slots(y, check_capacity(capacity, k, y.shape[dim]), dim)
+
+
+def in_slots(y: Tensor, capacity: int, dim: int = -1) -> Selection:
+    """The entries of y with the largest magnitudes, with their derivative."""
+    rows = Rows.of("y", y, dim)
+    slots = select_slots(rows.data.detach(), capacity)
+    indices = rows.unflatten(slots)
+    dropped = _dropped(rows.data, slots)
+    return Selection(y.gather(dim, indices), indices, rows.restore_scalars(dropped))
+
+
+def _dropped(y: Tensor, slots: Tensor) -> Tensor:
+    """The sum of the magnitudes that are in no slot, (m, 1); NaN for a row that is."""
+    kept = y.gather(-1, slots)
+    if is_plain(y) and y.detach().count_nonzero() == kept.detach().count_nonzero():
+        return kept.clamp(0, 0).abs().sum(dim=-1, keepdim=True)  # 0 with a derivative of 0, or NaN
+    rest = y.scatter(-1, slots, 0.0).abs().sum(dim=-1, keepdim=True)
+    return torch.where(kept.detach().isnan().any(dim=-1, keepdim=True), torch.nan, rest)
+
+
+def _check_magnitude(magnitude: bool, two_sided: bool) -> None:
+    if magnitude and two_sided:
+        raise ValueError("two_sided must be False when magnitude=True, got True")
+
+
+def check_capacity(capacity: int | None, k: Number, n: int) -> int:
+    if capacity is not None:
+        return check_positive_int("capacity", capacity, at_most=n) if n else capacity
+    if isinstance(k, Tensor):
+        raise ValueError(
+            f"capacity must be given when k is a tensor, got k of shape {tuple(k.shape)}"
+        )
+    return default_capacity(float(k), n)
+
+
+def select_slots(y: Tensor, capacity: int) -> Tensor:
+    """The indices (m, capacity) of the entries of each row with the largest magnitudes, in order.
+
+    Of equal ones, as are the zeros that fill the slots, the lowest index comes first. NaN is like 0.
+    """
+    if y.numel() == 0:
+        return y.new_zeros((y.shape[0], capacity), dtype=torch.int64)
+    if native is not None and is_plain(y):
+        return kernels.select(y.contiguous(), capacity)
+    size = y.abs().nan_to_num(0.0)
+    boundary = size.topk(capacity, sorted=False).values.amin(dim=-1, keepdim=True)
+    left = capacity - row_sum(size > boundary)
+    tied = size == boundary
+    return _compact((size > boundary) | (tied & (tied.cumsum(dim=-1) <= left)), capacity)
+
+
+def _compact(kept: Tensor, capacity: int) -> Tensor:
+    """The indices of the kept entries, in order: (m, n) flags with ``capacity`` set in each row."""
+    m, n = kept.shape
+    slot = torch.where(kept, kept.cumsum(dim=-1) - 1, capacity)  # the others meet in one more slot
+    index = torch.arange(n, device=kept.device).expand(m, n)
+    slots = torch.zeros((m, capacity + 1), dtype=torch.int64, device=kept.device)
+    return slots.scatter(-1, slot, index)[:, :capacity]
+
+
+def choose_lam(
+    x: Tensor,
+    k: Number,
+    fractional: int = 8,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    magnitude: bool = False,
+    dim: int = -1,
+) -> Tensor:
+    """The smallest lam, per row, that leaves at least ``fractional`` entries between 0 and 1.
+
+    The number of fractional entries increases with lam from none (the hard operator) to n, and it is
+    what a choice of lam decides: how many entries compete, and so receive a gradient. The result has
+    length 1 along the dimension and can be given as ``lam`` to ``topk_mask`` or, with
+    ``magnitude=True``, to ``topk_mag``; for ``topk_sign`` take ``choose_lam(abs(x), ...)``. Where no lam
+    can do it (k = 0, k = n), it is the scale of the row. At most n entries are asked for. It has no
+    derivative, and the dtype in which the operators compute: float64 on the CPU.
+
+    >>> x = torch.linspace(0.0, 1.0, 101)
+    >>> y = topk_mask(x, k=10, lam=choose_lam(x, k=10, fractional=8))
+    >>> int(((y > 0) & (y < 1)).sum())
+    8
+    """
+    _check_magnitude(magnitude, two_sided)
+    rows, e = Rows.of("x", x.detach() if isinstance(x, Tensor) else x, dim), check_exponent(p)
+    k = k.detach() if isinstance(k, Tensor) else k
+    check_k_and_lam(rows, k, 1.0)
+    fractional = min(check_positive_int("fractional", fractional), rows.n)
+    k_rows = rows.per_row(k)
+    if x.numel() == 0:
+        return rows.unflatten(torch.ones_like(k_rows))
+    op = MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK
+    lam = _choose(rows, k_rows, None if isinstance(k, Tensor) else k, Operator(op, e), fractional)
+    bad = ~rows.data.isfinite() if magnitude else rows.data.isnan()
+    invalid = (row_sum(bad) > 0) | ~((k_rows >= 0) & (k_rows <= rows.n))
+    return rows.unflatten(torch.where(invalid, torch.nan, lam))
+
+
+def _choose(
+    rows: Rows, k: Tensor, most: float | None, operator: Operator, fractional: int
+) -> Tensor:
+    """lam (m, 1), for k (m, 1) of which none is above ``most``."""
+    x = rows.data.abs() if operator.phi(LOOKS_ALWAYS).even else rows.data
+    x = x.nan_to_num(0.0, torch.inf, -torch.inf)
+    if most is None:
+        s = x.sort(dim=-1, descending=True).values
+    else:
+        s = x.topk(min(rows.n, math.ceil(most) + fractional + 1)).values
+    window = Window.of(LOOKS_ALWAYS, s, rows.n, split(k), fractional)
+    inside = window.k.whole.to(k.dtype) + window.k.frac
+    data = window.s.to(k.dtype)
+
+    def solved(lam: Tensor) -> Relaxed:
+        state = ops.threshold(window.s, inside, lam, operator.op, operator.exponent)
+        return Live.of(data, inside, lam, state, operator, rows.x.dtype).at
+
+    xp = LOOKS_ALWAYS if is_plain(k) else LOOKS_NEVER
+    return select.choose_lam(xp, window, operator, fractional, solved, rows.x.dtype)

@@ -1,0 +1,1 @@
+"""Forward and backward by the compiled core, for plain CPU tensors."""

@@ -1,0 +1,154 @@
+"""The permutahedron with phi = identity by the compiled kernels, for plain CPU tensors.
+
+What the backward pass needs is saved in sorted order, and that pass is one kernel too; where it is
+itself differentiated, the rows are solved again and written in ordinary operations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._core import native
+from ..._maths.isotonic import PHI_NAMES, Solved
+from .._rows.arguments import is_plain
+from .._rows.isotonic import relax
+from .._solvers import pav
+from .kernels import address
+from .rows import cotangents
+
+_IDENTITY = PHI_NAMES.index("identity")
+
+
+def evaluate(
+    x: Tensor, w: Tensor, lam: Tensor, exponent: float, floor: float, dtype: torch.dtype
+) -> Tensor | None:
+    """y in the given dtype for rows x (m, n), w (m, n) or (1, n), lam (m, 1) in float64; None where
+    these are not all finite and lam > 0. ``floor`` is the least lam that slopes are taken with."""
+    if native is None or not bool((lam.detach() > 0).all()):
+        return None
+    if not (torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or lam.requires_grad)):
+        return _forward(x, w, lam, exponent, dtype, None)
+    saved = _Saved(x, w)
+    y = _forward(x, w, lam, exponent, dtype, saved)
+    return None if y is None else _Fused.apply(x, w, lam, y, exponent, floor, saved)  # type: ignore[no-untyped-call]
+
+
+class _Saved:
+    """Of the forward pass, in sorted order; d in the type of the sort."""
+
+    def __init__(self, x: Tensor, w: Tensor) -> None:
+        self.order, self.first = (x.new_empty(x.shape, dtype=torch.int32) for _ in range(2))
+        self.w_order = w.new_empty(w.shape, dtype=torch.int32) if w.requires_grad else None
+        self.d = torch.empty_like(pav.sortable(x.detach()))
+
+    def addresses(self) -> tuple[int, int, int, int]:
+        n, of_w = self.d.numel(), 0 if self.w_order is None else self.w_order.numel()
+        return (
+            address(self.order, torch.int32, n),
+            address(self.first, torch.int32, n),
+            address(self.w_order, torch.int32, of_w),
+            address(self.d, self.d.dtype, n),
+        )
+
+
+def _forward(
+    x: Tensor, w: Tensor, lam: Tensor, exponent: float, dtype: torch.dtype, saved: _Saved | None
+) -> Tensor | None:
+    x, w, lam = pav.sortable(x.detach()), pav.sortable(w.detach()), lam.detach().contiguous()
+    y = torch.empty_like(x)
+    finite = native.permutahedron_forward(
+        exponent,
+        x.element_size(),
+        x.shape[0],
+        x.shape[1],
+        address(x, x.dtype, x.numel()),
+        w.shape[0],
+        w.element_size(),
+        address(w, w.dtype, w.shape[0] * x.shape[1]),
+        address(lam, torch.float64, x.shape[0]),
+        address(y, x.dtype, x.numel()),
+        *((0, 0, 0, 0) if saved is None else saved.addresses()),
+    )
+    return y.to(dtype) if finite else None
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        w: Tensor,
+        lam: Tensor,
+        y: Tensor,
+        exponent: float,
+        floor: float,
+        saved: _Saved,
+    ) -> Tensor:
+        ctx.save_for_backward(x, w, lam)
+        ctx.exponent, ctx.floor, ctx.saved = exponent, floor, saved
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, w, lam = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled() or not is_plain(g):
+            found = _differentiable_backward(x, w, lam, g, ctx.exponent, ctx.floor, wanted)
+        else:
+            found = _backward(x, w, lam, g, ctx.exponent, ctx.floor, wanted, ctx.saved)
+        return (*found, None, None, None, None)
+
+
+def _backward(
+    x: Tensor,
+    w: Tensor,
+    lam: Tensor,
+    g: Tensor,
+    exponent: float,
+    floor: float,
+    wanted: tuple[bool, ...],
+    saved: _Saved,
+) -> tuple[Tensor | None, ...]:
+    """The cotangents of x, w and lam."""
+    g, lam_ = g.to(saved.d.dtype).contiguous(), lam.contiguous()
+    dx = torch.empty_like(g)
+    dw = w.new_zeros(w.shape, dtype=torch.float64) if wanted[1] else None
+    dlam = torch.empty_like(lam_) if wanted[2] else None
+    native.permutahedron_backward(
+        exponent,
+        g.element_size(),
+        g.shape[0],
+        g.shape[1],
+        *saved.addresses(),
+        address(lam_, torch.float64, g.shape[0]),
+        address(g, g.dtype, saved.d.numel()),
+        address(dx, g.dtype, saved.d.numel()),
+        address(dw, torch.float64, w.numel()),
+        w.shape[0] == 1,
+        address(dlam, torch.float64, g.shape[0]),
+        floor,
+    )
+    return dx.to(x.dtype), None if dw is None else dw.to(w.dtype), dlam
+
+
+def _differentiable_backward(
+    x: Tensor,
+    w: Tensor,
+    lam: Tensor,
+    g: Tensor,
+    exponent: float,
+    floor: float,
+    wanted: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """The same with a graph, or for a g that is batched."""
+
+    def live(x: Tensor, w: Tensor, lam: Tensor) -> Tensor:
+        solved = Solved(*pav.solve(x.detach(), w.detach(), lam.detach(), _IDENTITY, exponent))
+        paired = w.to(lam.dtype).expand(x.shape).gather(-1, solved.paired)
+        blocks = relax(x.to(lam.dtype), paired, lam, solved, "identity", exponent, floor)
+        return blocks.y().to(g.dtype)
+
+    return cotangents(live, (x, w, lam), g, wanted)

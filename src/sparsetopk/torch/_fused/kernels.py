@@ -1,0 +1,164 @@
+"""The compiled kernels of the top-k family on contiguous CPU rows, by address."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..._core import native
+from ..._maths.operator import Operator
+
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def address(t: Tensor | None, dtype: torch.dtype, count: int) -> int:
+    """Where ``count`` numbers of this dtype lie one after the other in this process; 0 for None.
+
+    Every address that the core is given comes from here: it cannot see what is there, and a tensor on
+    another device or of another dtype would crash it, or be read as what it is not. (That the memory
+    holds what the tensor stands for was seen before: ``arguments.is_ordinary``.)
+    """
+    if t is None:
+        return 0
+    if (
+        type(t) in PLAIN
+        and t.is_cpu
+        and t.dtype is dtype
+        and t.numel() == count
+        and t.is_contiguous()
+    ):
+        at = t.data_ptr()
+        if at or not count:
+            return at
+    raise ValueError(
+        f"the compiled core must be given {count} numbers of {dtype} in the memory of the CPU, got a "
+        f"{type(t).__name__} of {t.dtype} and shape {tuple(t.shape)} on {t.device}"
+    )
+
+
+def place(t: Tensor) -> int:
+    """Where a tensor lies, on whatever device: to see that it was replaced, never to be read."""
+    return t.data_ptr()
+
+
+def _per_row(value: Tensor, stride: int, m: int) -> tuple[int, int]:
+    return address(value, torch.float64, m if stride else 1), stride
+
+
+def has(operator: Operator) -> bool:
+    """Whether there is a kernel for the operator."""
+    return native is not None and operator.is_compiled
+
+
+def forward(
+    x: Tensor, k: Tensor, k_stride: int, lam: Tensor, lam_stride: int, operator: Operator
+) -> tuple[Tensor, Tensor]:
+    """The output, and the state (m, 2); k and lam are float64, with stride 0 if one serves all rows."""
+    n = x.shape[-1]
+    m = x.numel() // n
+    y, state = torch.empty_like(x), x.new_empty((m, 2), dtype=torch.float64)
+    native.threshold_forward(
+        *operator,
+        DTYPES[x.dtype],
+        m,
+        n,
+        n,
+        address(x, x.dtype, m * n),
+        *_per_row(k, k_stride, m),
+        *_per_row(lam, lam_stride, m),
+        address(state, torch.float64, 2 * m),
+        address(y, x.dtype, m * n),
+        torch.get_num_threads(),
+    )
+    return y, state
+
+
+def backward(
+    x: Tensor,
+    g: Tensor,
+    state: Tensor,
+    k: Tensor,
+    k_stride: int,
+    lam: Tensor,
+    lam_stride: int,
+    operator: Operator,
+    in_k: bool,
+    in_lam: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The cotangents of x, and of k and lam (m) where they are wanted."""
+    n = x.shape[-1]
+    m = x.numel() // n
+    dx = torch.empty_like(x)
+    dk = state.new_empty(m) if in_k else None
+    dlam = state.new_empty(m) if in_lam else None
+    native.threshold_backward(
+        *operator,
+        DTYPES[x.dtype],
+        m,
+        n,
+        n,
+        address(x, x.dtype, m * n),
+        *_per_row(k, k_stride, m),
+        *_per_row(lam, lam_stride, m),
+        address(state, torch.float64, 2 * m),
+        address(g, x.dtype, m * n),
+        address(dx, x.dtype, m * n),
+        address(dk, torch.float64, m),
+        address(dlam, torch.float64, m),
+        torch.get_num_threads(),
+    )
+    return dx, dk, dlam
+
+
+def loss(
+    x: Tensor,
+    t: Tensor | None,
+    ignored: int,
+    spread: bool,
+    k: Tensor,
+    k_stride: int,
+    lam: Tensor,
+    lam_stride: int,
+    operator: Operator,
+) -> tuple[Tensor, Tensor, int, float]:
+    """y - t, f(x, 1_k) - <x, t> of every row (m) in float64, how many rows count, and their sum.
+
+    ``t`` are labels (m) in int64, weights (m, n) in float64, or nothing; with ``spread``, labels are
+    filled up to a sum of k, and R(t) is added. A label that is no class is reported by the number
+    -1 - row.
+    """
+    n = x.shape[-1]
+    m = x.numel() // n
+    residual, values = torch.empty_like(x), x.new_empty(m, dtype=torch.float64)
+    state = values.new_empty((m, 2))
+    labels = t is not None and t.dtype == torch.int64
+    count, total = native.threshold_loss(
+        *operator,
+        DTYPES[x.dtype],
+        m,
+        n,
+        n,
+        address(x, x.dtype, m * n),
+        *_per_row(k, k_stride, m),
+        *_per_row(lam, lam_stride, m),
+        address(state, torch.float64, 2 * m),
+        address(t if labels else None, torch.int64, m),
+        ignored,
+        spread,
+        address(None if labels else t, torch.float64, m * n),
+        address(residual, x.dtype, m * n),
+        address(values, torch.float64, m),
+        torch.get_num_threads(),
+    )
+    return residual, values, count, total
+
+
+def select(y: Tensor, capacity: int) -> Tensor:
+    """The indices (m, capacity) of the entries of y (m, n) with the largest magnitudes, in order."""
+    m, n = y.shape
+    indices = y.new_empty((m, capacity), dtype=torch.int64)
+    at = address(y, y.dtype, m * n)
+    slots = address(indices, torch.int64, m * capacity)
+    native.select_slots(DTYPES[y.dtype], m, n, at, capacity, slots)
+    return indices

@@ -1,0 +1,164 @@
+"""The Fenchel-Young loss by the compiled kernel: one call gives the loss of every row and its gradient,
+for plain CPU tensors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._maths.operator import Operator
+from ..._types import Completion, Reduction
+from .._rows.arguments import Number, Rows, is_plain
+from . import kernels
+from . import rows as fused
+
+
+def takes(rows: Rows, k: Number, lam: Number, operator: Operator, *others: Tensor | None) -> bool:
+    """Whether the kernel can be called, and no derivative but that in x is wanted."""
+    return (
+        kernels.has(operator)
+        and is_plain(rows.x, k, lam, *others)
+        and not (torch.is_grad_enabled() and fused.requires_grad(k, lam, *others))
+    )
+
+
+class Call(NamedTuple):
+    """What is asked besides x: all of it without a derivative."""
+
+    dim: int
+    t: Tensor  # labels (m), or weights (m, n)
+    k: Number
+    lam: Number
+    operator: Operator
+    completion: Completion | None  # "spread" with labels only
+    ignored: int  # the label of rows that do not count
+    added: Tensor | None  # to the loss of every row, (m)
+    weights: Tensor | None  # of the rows, (m)
+    reduction: Reduction
+
+
+def evaluate(x: Tensor, call: Call) -> Tensor:
+    """The reduced loss."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _Loss.apply(x, call)  # type: ignore[no-untyped-call]
+    return _forward(x, call)[0]
+
+
+def reduce(values: Tensor, weights: Tensor | None, count: int, reduction: Reduction) -> Tensor:
+    """The losses (m) of the rows put together; rows with weight 0 do not count."""
+    if weights is not None:
+        values = torch.where(weights == 0, 0.0, values * weights)
+    if reduction == "none":
+        return values
+    total = values.sum()
+    if reduction == "sum":
+        return total
+    return total / (count if weights is None else weights.sum())
+
+
+def _factor(weights: Tensor | None, count: int, reduction: Reduction) -> Tensor | float:
+    """By what the rows are multiplied then; in the mean of no rows by 0/0."""
+    if weights is not None:
+        return weights / weights.sum() if reduction == "mean" else weights
+    if reduction == "mean":
+        return 1.0 / count if count else math.nan
+    return 1.0
+
+
+def _forward(x: Tensor, call: Call) -> tuple[Tensor, Tensor | float, Tensor]:
+    """The loss, the factor of every row, and its gradient with the classes last."""
+    rows, t = Rows("logits", x, call.dim), call.t
+    data = fused.contiguous(x.detach(), call.dim)
+    numbers = *fused.numbers(rows, call.k), *fused.numbers(rows, call.lam)
+    spread = call.completion == "spread"
+    residual, values, count, total = kernels.loss(
+        data, t.contiguous(), call.ignored, spread, *numbers, call.operator
+    )
+    if count < 0:
+        raise ValueError(
+            f"targets must be class indices in [0, {rows.n}), got {t[-1 - count].item():g}"
+        )
+    factor = _factor(call.weights, count, call.reduction)
+    if call.completion == "best":
+        others = _others(rows, call)
+        left = fused.numbers(others, _left(rows, call))
+        y, best, _, _ = kernels.loss(
+            others.x.contiguous(), None, 0, False, *left, *numbers[2:], call.operator
+        )
+        residual -= y.reshape(residual.shape)
+        values += _ones(rows, call) - best
+    elif call.added is None and isinstance(factor, float) and call.reduction != "none":
+        return x.new_full((), factor * total), factor, residual
+    if call.added is not None:
+        values += call.added
+    return reduce(values, call.weights, count, call.reduction), factor, residual
+
+
+def _labels(t: Tensor) -> Tensor | float:
+    """How many there are in each row, (m, 1)."""
+    return 1.0 if t.dtype == torch.int64 else t.sum(dim=-1, keepdim=True)
+
+
+def _left(rows: Rows, call: Call) -> Tensor:
+    """The part of k that the labels leave to others, (m, 1)."""
+    return (rows.per_row(call.k) - _labels(call.t)).clamp_min(0.0)
+
+
+def _ones(rows: Rows, call: Call) -> Tensor:
+    """R of the labels alone, (m)."""
+    p = 1.0 + 1.0 / call.operator.exponent
+    return (_labels(call.t) * rows.per_row(call.lam) / p)[:, 0]
+
+
+def _others(rows: Rows, call: Call) -> Rows:
+    """The logits (m, n) with padding in the place of labels."""
+    if call.t.dtype == torch.int64:
+        at = call.t.clamp(0, rows.n - 1).unsqueeze(-1)  # whatever is ignored
+        return Rows(rows.name, rows.data.scatter(-1, at, -torch.inf), 1)
+    return Rows(rows.name, torch.where(call.t > 0, -torch.inf, rows.data), 1)
+
+
+class _Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, call: Call) -> Tensor:
+        loss, ctx.factor, residual = _forward(x, call)
+        ctx.save_for_backward(x, residual)
+        ctx.call = call
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        x, residual = ctx.saved_tensors
+        rows = Rows("logits", x, ctx.call.dim)
+        last = not torch._C._autograd._get_current_graph_task_keep_graph() and is_plain(g)
+        if torch.is_grad_enabled():
+            residual, last = residual + _moving(rows, ctx.call), False
+        wide = torch.float64 if residual.dtype == torch.float64 else torch.float32
+        factor = (g.to(wide) * ctx.factor).to(wide)
+        if factor.ndim:
+            factor = factor.reshape((*residual.shape[:-1], 1))
+        if last:  # nobody will ask for y - t again
+            return fused.restore(rows, residual.mul_(factor)), None
+        return fused.restore(rows, (residual * factor).to(residual.dtype)), None
+
+
+def _moving(rows: Rows, call: Call) -> Tensor:
+    """A zero that moves with x as y - t does, with the classes last."""
+    y = fused.contiguous(fused.evaluate(rows, call.k, call.lam, call.operator), call.dim)
+    if call.completion == "best":
+        left, lam = _left(rows, call), rows.per_row(call.lam)
+        others = fused.evaluate(_others(rows, call), left, lam, call.operator)
+        y = y - others.reshape(y.shape)
+    if call.t.dtype == torch.int64:
+        y = y * (call.t != call.ignored).reshape((*y.shape[:-1], 1))
+    return y - y.detach()
+
+
+def one_hot(t: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """Labels (m) as weights (m, n), all 0 for one that is no class; weights as they are."""
+    if t.dtype == torch.int64:
+        t = t.reshape(-1, 1) == torch.arange(n, device=t.device)
+    return t.to(dtype)

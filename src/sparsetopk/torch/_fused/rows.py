@@ -1,0 +1,146 @@
+"""The top-k family by the compiled kernels: one pass forward, one backward, for plain CPU tensors.
+
+The kernels take addresses. What they solved is saved as two numbers per row; where the backward is
+itself differentiated, it is written again in ordinary operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._maths.operator import Operator
+from .._rows.arguments import Number, Rows, is_plain
+from .._rows.differentiable import from_state
+from . import kernels
+
+
+def takes(rows: Rows, k: Number, lam: Number, operator: Operator) -> bool:
+    """Whether there is a kernel for the operator, and the tensors are such that it can be called."""
+    return not torch.compiler.is_compiling() and kernels.has(operator) and is_plain(rows.x, k, lam)
+
+
+def evaluate(rows: Rows, k: Number, lam: Number, operator: Operator) -> Tensor:
+    """The operator, for checked arguments."""
+    if torch.is_grad_enabled() and (rows.x.requires_grad or requires_grad(k, lam)):
+        return _Fused.apply(rows.x, k, lam, rows.name, rows.dim, operator)  # type: ignore[no-untyped-call]
+    return _forward(rows, k, lam, operator)[0]
+
+
+def requires_grad(*values: object) -> bool:
+    return any(isinstance(value, Tensor) and value.requires_grad for value in values)
+
+
+@lru_cache(maxsize=1024)
+def _constant(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64, device="cpu")
+
+
+def numbers(rows: Rows, value: Number) -> tuple[Tensor, int]:
+    """float64 numbers that the caller keeps alive, and the stride between those of two rows."""
+    if not isinstance(value, Tensor):
+        return _constant(float(value)), 0
+    value = value.detach()
+    if value.numel() == 1:
+        return value.to(torch.float64), 0
+    return rows.per_row(value).contiguous(), 1
+
+
+def contiguous(x: Tensor, dim: int) -> Tensor:
+    """The dimension last, and rows behind each other."""
+    return (x if dim == x.ndim - 1 else x.movedim(dim, -1)).contiguous()
+
+
+def restore(rows: Rows, y: Tensor) -> Tensor:
+    return y if rows.dim == y.ndim - 1 else y.movedim(-1, rows.dim)
+
+
+def _forward(rows: Rows, k: Number, lam: Number, operator: Operator) -> tuple[Tensor, Tensor]:
+    """The output, and the state (m, 2)."""
+    x = contiguous(rows.x.detach(), rows.dim)
+    y, state = kernels.forward(x, *numbers(rows, k), *numbers(rows, lam), operator)
+    return restore(rows, y), state
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, k: Number, lam: Number, name: str, dim: int, operator: Operator
+    ) -> Tensor:
+        y, state = _forward(Rows(name, x, dim), k, lam, operator)
+        ctx.save_for_backward(x, state, *(v for v in (k, lam) if isinstance(v, Tensor)))
+        ctx.numbers = tuple(None if isinstance(v, Tensor) else v for v in (k, lam))
+        ctx.name, ctx.dim, ctx.operator = name, dim, operator
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, state, *tensors = ctx.saved_tensors
+        k, lam = (tensors.pop(0) if v is None else v for v in ctx.numbers)
+        wanted = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled() or not is_plain(g):
+            found = _differentiable_backward(
+                x, k, lam, g, state, ctx.name, ctx.dim, ctx.operator, wanted
+            )
+        else:
+            found = _backward(Rows(ctx.name, x, ctx.dim), k, lam, g, state, ctx.operator, wanted)
+        return (*found, None, None, None)
+
+
+def _backward(
+    rows: Rows,
+    k: Number,
+    lam: Number,
+    g: Tensor,
+    state: Tensor,
+    operator: Operator,
+    wanted: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """The cotangents of x, k and lam."""
+    x, g = contiguous(rows.x, rows.dim), contiguous(g, rows.dim)
+    k_and_lam = *numbers(rows, k), *numbers(rows, lam)
+    dx, dk, dlam = kernels.backward(x, g, state, *k_and_lam, operator, *wanted[1:])
+    return (restore(rows, dx) if wanted[0] else None, rows.sum_to(dk, k), rows.sum_to(dlam, lam))
+
+
+def _alias(value: Number) -> Number:
+    return value.view_as(value) if isinstance(value, Tensor) else value
+
+
+def _differentiable_backward(
+    x: Tensor,
+    k: Number,
+    lam: Number,
+    g: Tensor,
+    state: Tensor,
+    name: str,
+    dim: int,
+    operator: Operator,
+    wanted: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """The same with a graph, or for a g that is batched."""
+
+    def live(x: Tensor, k: Number, lam: Number) -> Tensor:
+        rows = Rows(name, x, dim)
+        k_rows, lam_rows = rows.per_row(k), rows.per_row(lam)
+        may_be_hard = isinstance(lam, Tensor) or lam == 0
+        return rows.restore(from_state(rows, k_rows, lam_rows, state, operator, may_be_hard).y())
+
+    return cotangents(live, (x, k, lam), g, wanted)
+
+
+def cotangents(
+    live: Callable[..., Tensor], inputs: Sequence[Number], g: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Those of the inputs by autograd, with a graph if one is wanted. An input may depend on another
+    one, so derivatives are taken at aliases."""
+    graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        aliases = [_alias(v) for v in inputs]
+        at = [v for v, w in zip(aliases, wanted, strict=True) if w]
+        found = iter(torch.autograd.grad(live(*aliases), at, g, create_graph=graph))  # type: ignore[arg-type]
+    return tuple(next(found) if w else None for w in wanted)

@@ -1,0 +1,1 @@
+"""What pruning while training is made of."""

@@ -1,0 +1,255 @@
+"""Argument checks for tensors, and the way between a tensor and rows; the style is that of NumPy's.
+
+A value is looked at only where that needs no waiting: Python numbers, and plain tensors on the CPU.
+Elsewhere a bad k or lam makes its rows NaN (the solvers see to it).
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ..._checks import check_exponent, check_solver
+from ..._maths.operator import Operator
+from ..._types import Solver, SolverOptions
+from .._fused.kernels import PLAIN
+
+Number = float | Tensor
+"""k and lam: one for all rows, or a tensor that broadcasts with length 1 along the dimension."""
+
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def is_plain(*values: object) -> bool:
+    """Whether tensors among the values hold numbers that can be read at once.
+
+    That is: on the CPU, and neither traced, nor transformed by ``torch.func``, nor in forward mode,
+    nor with something still to be done to what is in memory.
+    """
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return False
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+        return False
+    if forward_ad._current_level >= 0:
+        return False
+    for value in values:  # a loop, as this is part of every call
+        if isinstance(value, Tensor) and not (value.is_cpu and is_ordinary(value)):
+            return False
+    return True
+
+
+def is_ordinary(value: Tensor) -> bool:
+    """Whether the memory of a tensor, on whatever device, holds what it stands for: it does not for
+    subclasses, tensors that are batched, negative views, and zeros that were never written."""
+    return (
+        type(value) in PLAIN
+        and torch._C._has_storage(value)
+        and not value.is_neg()
+        and not value._is_zerotensor()
+    )
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """float64 on the CPU; elsewhere it is slow, or not there, unless it was asked for."""
+    if x.dtype == torch.float64 or x.device.type in ("cpu", "meta"):
+        return torch.float64
+    return torch.float32
+
+
+def show(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of dtype {_name(value.dtype)} and shape {tuple(value.shape)}"
+    shape = getattr(value, "shape", None)
+    return repr(value) if shape is None else f"{type(value).__name__} of shape {shape}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def check_dense(name: str, value: Tensor) -> None:
+    """That it is strided, and that its memory, where it is ours to look at, was not given back."""
+    if value.layout is not torch.strided or value.is_nested:
+        kind = "a nested tensor" if value.is_nested else f"one of layout {value.layout}"
+        raise TypeError(f"{name} must be a dense tensor, got {kind}")
+    if (
+        type(value) in PLAIN
+        and not torch.compiler.is_compiling()
+        and torch._C._has_storage(value)
+        and value.untyped_storage().nbytes() == 0
+        and value.numel() > 0
+        and not value._is_zerotensor()
+    ):
+        raise ValueError(f"{name} must have memory, got a tensor whose storage has 0 bytes")
+
+
+def without_entries(x: Tensor, *others: Number) -> Tensor:
+    """x, which is empty, as a function of all that it may be differentiated in; others broadcast."""
+    y = x.clone()
+    for v in others:
+        if isinstance(v, Tensor) and v.is_floating_point():
+            y = y + v.to(x)
+    return y
+
+
+def check_float_tensor(name: str, value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {show(value)}")
+    check_dense(name, value)
+    if value.dtype not in _FLOATS:
+        raise TypeError(
+            f"{name} must be a tensor of dtype float16, bfloat16, float32 or float64, "
+            f"got {_name(value.dtype)}"
+        )
+    return value
+
+
+def check_dim(name: str, x: Tensor, dim: int) -> int:
+    """The dimension, counted from the front."""
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise TypeError(f"dim must be an int, got {dim!r}")
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(
+            f"dim must be in [{-x.ndim}, {x.ndim}) for {name} of shape {tuple(x.shape)}, got {dim}"
+            if x.ndim
+            else f"{name} must have at least one dimension, got a scalar"
+        )
+    return dim % x.ndim
+
+
+def check_number(name: str, value: object) -> None:
+    """That it is a real number, or a tensor of them."""
+    if type(value) is int or type(value) is float:
+        return
+    if isinstance(value, Tensor):
+        check_dense(name, value)
+        if value.dtype == torch.bool or value.is_complex():
+            raise TypeError(f"{name} must be a real number or a tensor of them, got {show(value)}")
+    elif isinstance(value, bool) or not isinstance(
+        value, (float, int, numbers.Real, torch.SymInt, torch.SymFloat)
+    ):
+        raise TypeError(f"{name} must be a real number or a tensor of them, got {show(value)}")
+
+
+def check_k(k: Number, n: int, readable: bool) -> None:
+    if isinstance(k, Tensor):
+        if readable and k.requires_grad:
+            k = k.detach()
+        if readable and not bool(((k >= 0) & (k <= n)).all()):
+            bad = k[~((k >= 0) & (k <= n))].flatten()[0].item()
+            raise ValueError(f"k must be in [0, n] with n={n}, got {bad}")
+    elif not 0 <= k <= n:
+        raise ValueError(f"k must be in [0, n] with n={n}, got {k}")
+
+
+def check_lam(lam: Number, readable: bool) -> None:
+    if isinstance(lam, Tensor):
+        if readable and lam.requires_grad:
+            lam = lam.detach()
+        if readable and not bool(((lam >= 0) & (lam < math.inf)).all()):
+            bad = lam[~((lam >= 0) & (lam < math.inf))].flatten()[0].item()
+            raise ValueError(f"lam must be finite and at least 0, got {bad}")
+    elif not 0 <= lam < math.inf:
+        raise ValueError(f"lam must be finite and at least 0, got {lam}")
+
+
+def check_torch_solver(
+    solver: Solver, options: SolverOptions | None, op: int, p: float
+) -> SolverOptions:
+    """That the solver can do what is asked; its options."""
+    solvers: Collection[Solver] = ("threshold", "pav", "dykstra")
+    return check_solver(solver, solvers, options, Operator(op, check_exponent(p)))
+
+
+class Rows(NamedTuple):
+    """A tensor as rows (m, n) in its own dtype, and the way back."""
+
+    name: str  # of the argument, for errors
+    x: Tensor  # as it came
+    dim: int
+
+    @classmethod
+    def of(cls, name: str, value: object, dim: int) -> Rows:
+        x = check_float_tensor(name, value)
+        return cls(name, x, check_dim(name, x, dim))
+
+    @property
+    def n(self) -> int:
+        return self.x.shape[self.dim]
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        shape = self.x.shape
+        return (*shape[: self.dim], *shape[self.dim + 1 :])
+
+    @property
+    def _per_row(self) -> tuple[int, ...]:
+        shape = self.x.shape
+        return (*shape[: self.dim], 1, *shape[self.dim + 1 :])
+
+    @property
+    def data(self) -> Tensor:
+        """(m, n)."""
+        return self.x.movedim(self.dim, -1).reshape(math.prod(self.leading), self.n)
+
+    def tangent(self, value: Tensor) -> Tensor:
+        """A tensor of the same shape, as rows."""
+        return value.movedim(self.dim, -1).reshape(math.prod(self.leading), self.n)
+
+    def unflatten(self, rows: Tensor) -> Tensor:
+        """(m, any length) back to the input's shape, with that length along the dimension."""
+        return rows.reshape((*self.leading, rows.shape[-1])).movedim(-1, self.dim)
+
+    def restore(self, rows: Tensor) -> Tensor:
+        """As ``unflatten``, in the input's dtype."""
+        return self.unflatten(rows).to(self.x.dtype)
+
+    def restore_scalars(self, rows: Tensor) -> Tensor:
+        """(m, 1) back to the input's shape without the dimension."""
+        return rows.reshape(self.leading).to(self.x.dtype)
+
+    def check_shape(self, name: str, value: Number) -> None:
+        """That a tensor broadcasts with length 1 along the dimension."""
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            return
+        shape, given = self._per_row, value.shape
+        fits = len(given) <= len(shape) and all(
+            length in (1, full)
+            for length, full in zip(reversed(given), reversed(shape), strict=False)
+        )
+        if not fits:
+            raise ValueError(
+                f"{name} must be a number or broadcast to shape {tuple(shape)} (that of {self.name} "
+                f"with length 1 along dim {self.dim}), got shape {tuple(given)}"
+            )
+
+    def per_row(self, value: Number, dtype: torch.dtype | None = None) -> Tensor:
+        """A checked k or lam as (m, 1), by default in the dtype of the computation."""
+        dtype, m = dtype or compute_dtype(self.x), math.prod(self.leading)
+        if not isinstance(value, Tensor):
+            return torch.full((1, 1), value, dtype=dtype, device=self.x.device).expand(m, 1)
+        value = value.to(dtype=dtype, device=self.x.device)
+        return value.broadcast_to(self._per_row).reshape(m, 1)
+
+    def sum_to(self, per_row: Tensor | None, like: Number) -> Tensor | None:
+        """Undo ``per_row`` for a cotangent: sum over what was broadcast from ``like``."""
+        if per_row is None or not isinstance(like, Tensor):
+            return None
+        if like.numel() == 1:
+            return per_row.sum().reshape(like.shape).to(like.dtype)
+        return per_row.reshape(self._per_row).sum_to_size(like.shape).to(like.dtype)
+
+
+def check_k_and_lam(rows: Rows, k: Number, lam: Number) -> None:
+    check_number("k", k)
+    check_number("lam", lam)
+    rows.check_shape("k", k)
+    rows.check_shape("lam", lam)
+    check_k(k, rows.n, isinstance(k, Tensor) and is_plain(k))
+    check_lam(lam, isinstance(lam, Tensor) and is_plain(lam))

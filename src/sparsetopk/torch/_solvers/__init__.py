@@ -1,0 +1,1 @@
+"""Solvers as torch operators: for any device, for tracing, exporting and vmap."""

@@ -1,0 +1,1 @@
+"""A row that is spread over many tensors or many processes."""
