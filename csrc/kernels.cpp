@@ -52,9 +52,9 @@ void with_types(const Problem& problem, F&& f) {
       if (e == 1) return with(Sign<Power<1>>{});
       return with(Sign<Power<0>>{{{e}}});
     case Operator::two_sided:
-      if (e == 1) return with(TwoSided<1>{});
-      if (e == 2) return with(TwoSided<2>{});
-      return with(TwoSided<3>{});
+      return with_half(e, problem.table, [&](const auto& half) {
+        with(TwoSided<typename std::decay<decltype(half)>::type>{half});
+      });
   }
 }
 

@@ -11,8 +11,8 @@ MASK, MAGNITUDE, SIGN, TWO_SIDED, EXP = range(5)
 PHI_NAMES: tuple[PhiName, ...] = ("identity", "half_square", "abs", "identity", "exp")
 OF_PHI: dict[PhiName, int] = {"identity": MASK, "half_square": MAGNITUDE, "abs": SIGN, "exp": EXP}
 
-# The values of 1/(p - 1) for which the two-sided response has a closed form.
-_CLOSED_FORMS = (1.0, 2.0, 3.0)
+# The 1/(p - 1) for which the core has the two-sided response: p from 1.05 to 20, up to rounding.
+_TWO_SIDED_EXPONENTS = (0.999 / 19, 20.001)
 
 
 def exponent(p: float) -> float:
@@ -32,8 +32,10 @@ class Operator(NamedTuple):
     @property
     def is_compiled(self) -> bool:
         """Whether the compiled core, where it is there, has this operator."""
-        closed = self.exponent in _CLOSED_FORMS
-        return self.op in (MASK, MAGNITUDE, SIGN) or (self.op == TWO_SIDED and closed)
+        if self.op == TWO_SIDED:
+            least, most = _TWO_SIDED_EXPONENTS
+            return least <= self.exponent <= most
+        return self.op in (MASK, MAGNITUDE, SIGN)
 
     @property
     def phi_name(self) -> PhiName:
