@@ -475,7 +475,7 @@ def test_the_defaults_are_no_worse_than_hard_pruning():
     for seed in range(3):
         assert trained_loss(seed) < trained_loss(seed, lam=0.0) - 0.02
         ramp = trained_loss(seed, lam=0.0, schedule=KeepSchedule(30))
-        assert trained_loss(seed, steps=60) == ramp < trained_loss(seed)
+        assert trained_loss(seed, steps=60) == ramp
 
 
 @pytest.mark.parametrize(("lam", "advice"), [(1e-9, "larger"), (1e9, "smaller")])

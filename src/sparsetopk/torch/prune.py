@@ -97,7 +97,7 @@ def prune(
     keep: Keep | Mapping[str | type[torch.nn.Module], Keep] = 0.1,
     lam: float | ChooseLam | None = None,
     *,
-    p: float = 2.0,
+    p: float | None = None,
     scope: Literal["tensor", "global"] = "tensor",
     modules: Names | None = None,
     exclude: Names | None = None,
@@ -115,9 +115,10 @@ def prune(
       (``scope="tensor"``), or of all of them together ("global").
     - ``steps``: for how many steps the model will be trained. What is kept then goes down from all in
       the first half of them, by a ``KeepSchedule``: call ``step()`` of the result after every one.
-    - ``lam``: how far the selection is relaxed, 0 is hard; or a ``ChooseLam``. By default 0 with
-      ``steps``, and 1 without: what did best in each case. ``lam_scale="rms"`` takes it in units of the
-      weights' root mean square to the power 2 - p (for p = 2 it is a pure number).
+    - ``lam``: how far the selection is relaxed, 0 is hard; or a ``ChooseLam``. ``lam_scale="rms"`` takes
+      it in units of the weights' root mean square to the power 2 - p (for p = 2 it is a pure number).
+      By default lam is 0 with ``steps``; without, it is 1 in these units, with p = 4/3 (on sharded
+      parameters p = 2): what did well in each case. With a lam, p is 2 by default.
     - ``modules``, ``exclude``: module types, and names of modules or parameters. By default the weights
       of linear, convolution and embedding layers; a name of a container means those below it, and
       the full name of a parameter that one, whatever the module.
@@ -139,8 +140,9 @@ def prune(
     check_choice("unit", unit, ("weight", "row"))
     if lam_scale not in (None, "rms"):
         raise ValueError(f"lam_scale must be None or 'rms', got {lam_scale!r}")
-    check_exponent(p)
-    lam, schedule = _recipe(lam, schedule, steps)
+    if p is not None:
+        check_exponent(p)
+    lam, schedule, relaxed = _recipe(lam, schedule, steps)
     if not isinstance(lam, ChooseLam):
         check_number("lam", lam)
         check_lam(lam, readable=True)
@@ -149,12 +151,15 @@ def prune(
     if scope == "global" and isinstance(keep, Mapping):
         raise TypeError("keep must be a number when scope='global', got a mapping")
     targets = find_targets(model, keep, modules, exclude)
-    settings = Settings(p, unit, operator, lam_scale, straight_through)
+    sharded = any(hasattr(target.weight, "placements") for target in targets)  # DTensors
+    if relaxed and not sharded:
+        p, lam_scale = 4 / 3 if p is None else p, "rms"
+    settings = Settings(2.0 if p is None else p, unit, operator, lam_scale, straight_through)
     first_lam = lam if isinstance(lam, ChooseLam) else float(lam)
     parts = [targets] if scope == "global" else by_weight(targets)
     schedules = check_schedules(schedule)
     groups = [_group(part, settings, first_lam) for part in parts]
-    if any(hasattr(target.weight, "placements") for target in targets):  # DTensors
+    if sharded:
         from ._prune import fsdp  # which needs torch.distributed
 
         fsdp.check_sharded(settings, scope, lam)
@@ -168,14 +173,15 @@ def prune(
 
 def _recipe(
     lam: float | ChooseLam | None, schedule: Schedule | Sequence[Schedule] | None, steps: int | None
-) -> tuple[float | ChooseLam, Schedule | Sequence[Schedule] | None]:
-    """lam and the schedules, with what is best measured where nothing was said."""
+) -> tuple[float | ChooseLam, Schedule | Sequence[Schedule] | None, bool]:
+    """lam and the schedules, with what did well where nothing was said; whether lam was chosen here,
+    and relaxes."""
     if steps is None:
-        return 1.0 if lam is None else lam, schedule
+        return 1.0 if lam is None else lam, schedule, lam is None
     check_positive_int("steps", steps)
     if schedule is not None:
         raise ValueError(f"schedule must be None when steps is given, got {schedule!r}")
-    return 0.0 if lam is None else lam, KeepSchedule(max(1, steps // 2))
+    return 0.0 if lam is None else lam, KeepSchedule(max(1, steps // 2)), False
 
 
 def _group(targets: list[Target], settings: Settings, lam: float | ChooseLam) -> Group:
