@@ -15,11 +15,12 @@ namespace SPARSETOPK_LEVEL {
 constexpr std::size_t kLongestLane = 384, kLongestLaneBackward = 256;
 
 // Whether rows are solved in lanes: enough of them to pay for lanes that are empty, and not the magnitude for p != 2,
-// whose entries do not stand alone in closed form, nor where S is steeper near 0 than the digits of t allow.
+// whose entries do not stand alone in closed form, nor where S is steeper than the digits of t allow: at 0 for p > 2, at
+// its top for p next to 1.
 template <class Kind>
 bool has_lanes(const Problem& problem, const Kind& kind, std::size_t longest) {
   return problem.n > 0 && problem.n <= longest && 16 * problem.rows >= problem.n &&
-         (!Kind::kMagnitude || Kind::kCheap) && kind.exponent >= 1;
+         (!Kind::kMagnitude || Kind::kCheap) && kind.exponent >= 1 && kind.exponent <= 8;
 }
 
 // What a group of rows is asked, a row to a lane.
@@ -167,7 +168,7 @@ struct LaneResponse {
 // S and S' at zero <= t <= top; where that is costly, in the lanes of the given bits alone, and 0 in the others.
 template <class Kind, class V>
 inline LaneResponse<V> respond(const Kind& kind, V t, unsigned bits) {
-  if constexpr (std::is_same<Kind, TwoSided<1>>::value) {
+  if constexpr (std::is_same<Kind, TwoSided<StraightHalf>>::value) {
     return {(t + 1) / 2, V{} + 0.5f};
   } else if constexpr (Kind::kCheap) {
     if constexpr (std::is_base_of<Power<1>, Kind>::value) return {t, V{} + 1};
@@ -323,7 +324,7 @@ class LaneRows {
 
  private:
   static constexpr T kEpsilon = T(Limits<T>::epsilon);
-  static constexpr bool kStraight = std::is_base_of<Power<1>, Kind>::value || std::is_same<Kind, TwoSided<1>>::value;
+  static constexpr bool kStraight = std::is_base_of<Power<1>, Kind>::value || std::is_same<Kind, TwoSided<StraightHalf>>::value;
 
   void bracket_between(const LaneBoundary<T>& boundary);
   void guess(NormalGuess& normal);
