@@ -1,22 +1,44 @@
 # Every target sets up what it needs in .venv: Python 3.11+, a C++17 compiler and git are enough.
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 WORKERS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help demo test lint bench docs wheel sanitize clean
+.PHONY: help demo test test-slow test-all test-thorough test-oldest test-newest
+.PHONY: lint bench docs wheel sanitize fuzz mutate notes clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(VENV)/experiments ## draw Fig. 1 of the paper and print a small table (two minutes, mostly set-up)
 	$(BIN)/sparsetopk demo --out out
 
-test: $(VENV)/dev ## run all tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+test: $(VENV)/dev ## test the library
+	$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist worksteal
+
+test-slow: $(VENV)/dev ## test the rest: experiments, site, explorer, packages, processes, what takes long
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist worksteal
+
+test-all: test test-slow ## run all tests
+
+test-thorough: $(VENV)/dev ## test the library with new draws, and many more
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist worksteal
+
+test-oldest: CONSTRAINTS := --constraint constraints-oldest.txt
+test-newest: CONSTRAINTS :=
+test-oldest: ## test the library with the oldest frameworks, in an environment of its own (gigabytes)
+test-newest: ## test it with the newest
+test-oldest test-newest: test-%:
+	$(PYTHON) -m venv build/$*
+	build/$*/bin/python -m pip install --quiet $(CONSTRAINTS) --upgrade '.[jax,torch]' pytest pytest-xdist hypothesis scipy
+	build/$*/bin/sparsetopk info
+	build/$*/bin/python -m pytest -m 'not slow' -n $(WORKERS) --dist worksteal
+
+mutate: $(VENV)/dev $(VENV)/build ## break the maths and the kernels in twenty ways, and see that the tests notice (an hour)
+	$(BIN)/python tests/mutations.py
 
 lint: $(VENV)/dev ## check style (ruff) and types (mypy, strict)
 	$(BIN)/ruff check .
@@ -41,12 +63,22 @@ wheel: $(VENV)/build ## build sdist and wheel, and run the quick tests on each, 
 	$(BIN)/python tests/packages.py dist build/installed
 
 SANITIZERS ?= address,undefined,float-cast-overflow
+SEED ?= 1
+
+EFFORT ?= 1
 
 sanitize: $(VENV)/build ## fuzz the kernels under the sanitizers of the compiler (a few minutes, mostly to compile)
 	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DCMAKE_BUILD_TYPE=None -DSPARSETOPK_SANITIZE=$(SANITIZERS)
 	$(BIN)/cmake --build build/sanitize -j 2
-	build/sanitize/fuzz
+	build/sanitize/fuzz $(SEED) $(EFFORT)
+
+fuzz: ## the same for about an hour; SEED= draws other rows
+	$(MAKE) sanitize EFFORT=60
+
+notes: $(VENV)/python ## what the changelog says of this version, for its release
+	mkdir -p build
+	$(BIN)/python .github/notes.py $(if $(filter tag,$(GITHUB_REF_TYPE)),$(GITHUB_REF_NAME)) > build/notes.md
 
 clean: ## remove everything that the other targets made
 	rm -rf $(VENV) build dist out docs/_build docs/measured docs/auto_gallery .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,14 +9,18 @@ from hypothesis import settings
 from cases import Case
 from frontends import FRONTENDS
 
-# Most of the time of a test on JAX is compiling: once for all processes of a run, less optimised.
-_CACHE = "JAX_COMPILATION_CACHE_DIR"
-_made = None if _CACHE in os.environ else tempfile.mkdtemp(prefix="sparsetopk-tests-")
-os.environ[_CACHE] = _made or os.environ[_CACHE]
+# Most of the time of a test on JAX is compiling: what one process of a run has compiled, or has computed
+# by the slow definitions, is there for the others.
+_SHARED = "SPARSETOPK_TESTS"
+_made = None if _SHARED in os.environ else tempfile.mkdtemp(prefix="sparsetopk-tests-")
 os.environ |= {
+    _SHARED: _made or os.environ[_SHARED],
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.environ[_SHARED])
+# Several processes run tests at once: threads of theirs would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 try:
     import jax
@@ -24,7 +28,6 @@ except ImportError:
     pass
 else:
     jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_disable_most_optimizations", True)
 
 # Tests that ask for a number of examples of their own multiply it by THOROUGHNESS.
 settings.register_profile("default", deadline=None, max_examples=100, derandomize=True)
@@ -36,15 +39,33 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 # operator with p = 2, and another p where they differ most.
 _WHOLE_TABLE = (
     "test_equals_the_reference",
-    "test_jacobian_equals_central_differences",
-    "test_derivatives_in_k_and_lam_equal_central_differences",
+    "test_derivatives_equal_central_differences",
 )
 
 
 _OTHER_P = ("topk_mask(p=1.33)", "topk_mag(p=1.33,debias=True)")
 
 
+# What stands around the library: experiments, site, explorer, packages. These are `slow` as a whole.
+_AROUND = (
+    "test_explorer",
+    "test_fallback",
+    "test_figures",
+    "test_gallery",
+    "test_pruning_experiment",
+    "test_report",
+    "test_reproduce",
+    "test_timing",
+    "test_vitexp",
+)
+
+
+# Before pytest looks at -m.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in _AROUND:
+            item.add_marker(pytest.mark.slow)
     left_out = [item for item in items if _is_left_out(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in set(left_out)]

@@ -183,13 +183,16 @@ class JaxFrontend:
         dlam: Any = None,
         **options: Any,
     ) -> np.ndarray:
-        at = self._at(x, k, lam)
+        rows = _Filled(x, k, lam, options)
+        at = self._at(*rows.at)
         tangents = tuple(
-            self._array(np.broadcast_to(np.asarray(0.0 if d is None else d, v.dtype), v.shape))
+            self._array(
+                np.broadcast_to(np.asarray(rows.fill(0.0 if d is None else d), v.dtype), v.shape)
+            )
             for v, d in zip(at, (dx, dk, dlam), strict=True)
         )
         rule = lambda f, at, tangents: self.jax.jvp(f, at, tangents)[1]  # noqa: E731
-        return np.asarray(self._compiled("jvp", rule, operator, options)(at, tangents))
+        return rows.cut(self._compiled("jvp", rule, operator, options)(at, tangents))
 
     def _vjp(
         self, operator: Any, x: Any, k: Any, lam: Any = 0.1, *, dy: Any, **options: Any
@@ -198,23 +201,48 @@ class JaxFrontend:
             y, pull = self.jax.vjp(f, *at)
             return pull(dy.astype(y.dtype))
 
-        found = self._compiled("vjp", rule, operator, options)(self._at(x, k, lam), self._array(dy))
-        return sparsetopk.TopKCotangents(*map(np.asarray, found))
+        rows = _Filled(x, k, lam, options)
+        compiled = self._compiled("vjp", rule, operator, options)
+        found = compiled(self._at(*rows.at), self._array(rows.fill(dy)))
+        return sparsetopk.TopKCotangents(*map(rows.cut, found))
 
     def _jacobian(
         self, operator: Any, x: Any, k: Any, lam: Any = 0.1, *, axis: int = -1, **options: Any
     ) -> np.ndarray:
+        """Every row as often as it is long, each time with another entry of y pulled back."""
         rows, *per_row = _as_rows(x, k, lam, axis)
-        at = [self._array(v) for v in (rows.reshape(-1, rows.shape[-1]), *per_row)]
-        rule = lambda f, at: self.jax.vmap(self.jax.jacrev(f))(*at)  # noqa: E731
-        found = self._compiled("jacobian", rule, operator, options)(at)
-        return np.asarray(found).reshape(*rows.shape, rows.shape[-1])
+        n = rows.shape[-1]
+        at = (np.repeat(v.reshape(-1, v.shape[-1]), n, axis=0) for v in (rows, *per_row))
+        basis = np.tile(np.eye(n), (rows.size // n, 1))
+        return self._vjp(operator, *at, dy=basis, **options).x.reshape(*rows.shape, n)
 
     def _loss_vjp(self, logits: Any, *args: Any, dy: Any = 1.0, **options: Any) -> np.ndarray:
         args = tuple(self._number(v) for v in args)
         f = lambda x: self.module.topk_loss(x, *args, **options)  # noqa: E731
         loss, pull = self.jax.vjp(f, self._array(logits))
         return np.asarray(pull(self._array(np.broadcast_to(dy, loss.shape)).astype(loss.dtype))[0])
+
+
+class _Filled:
+    """Rows (m, n), each with its k and lam (m, 1), with the last one repeated up to 64, or 128, ...: XLA
+    compiles for every shape, and so tests with rows of one length share what it compiled. Anything else
+    is left as it is."""
+
+    def __init__(self, x: Any, k: Any, lam: Any, options: dict[str, Any]) -> None:
+        x, k, lam = (np.asarray(v) for v in (x, k, lam))
+        self.rows = len(x) if x.ndim == 2 and k.shape == lam.shape == (len(x), 1) else None
+        if options.get("axis", -1) != -1:
+            self.rows = None
+        self.at = tuple(self.fill(v) for v in (x, k, lam))
+
+    def fill(self, value: Any) -> Any:
+        if self.rows is None or np.ndim(value) < 2:
+            return value
+        return np.pad(value, ((0, -self.rows % 64), (0, 0)), mode="edge")
+
+    def cut(self, value: Any) -> np.ndarray:
+        value = np.asarray(value)
+        return value if self.rows is None else value[: self.rows]
 
 
 def _as_rows(x: Any, k: Any, lam: Any, axis: int) -> tuple[np.ndarray, ...]:

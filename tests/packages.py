@@ -19,7 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 IN_SDIST = {
     *("CHANGELOG.md", "CITATION.cff", "CMakeLists.txt", "CONTRIBUTING.md", "LICENSE", "Makefile"),
-    *("PKG-INFO", "README.md", "constraints.txt", "pyproject.toml", ".gitignore"),
+    *("PKG-INFO", "README.md", "SECURITY.md", "constraints.txt", "constraints-oldest.txt"),
+    *("pyproject.toml", ".gitignore"),
     *("benchmarks", "csrc", "docs", "examples", "src", "tests"),
 }
 FOR_TESTS = ("tests", "docs", "benchmarks", "examples", "README.md", "pyproject.toml")
@@ -50,6 +51,8 @@ def check_wheel(path: Path) -> None:
         "jax/__init__.py",
     ):
         assert f"sparsetopk/{name}" in names, f"{path.name} lacks {name}"
+    size = path.stat().st_size / 2**20
+    assert size < 3, f"{path.name} has {size:.1f} MiB"
     odd = [n for n in names if not re.match(r"sparsetopk(-[\d.]+\.dist-info)?/", n) or ".cpp" in n]
     assert not odd, f"{path.name}: {odd}"
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import sparsetopk
-from cases import CASES, INPUTS, MAGNITUDES, MASKS, TWO_SIDED, Case
-from test_derivatives import SMOOTH
+from cases import CASES, MAGNITUDES, MASKS, ROWS, TWO_SIDED, Case
+from jax_ways import check_derivatives
+from test_derivatives import AT, SMOOTH
 
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp
-from jax.test_util import check_grads
 
 import sparsetopk.jax as st
 from sparsetopk._maths.operator import Operator as Kind
@@ -57,8 +57,7 @@ def close(got, expected, **tolerances):
 )
 def test_both_implementations_agree(case: Case):
     """The plain one, that of GPU and TPU, on all inputs at once, in both dtypes."""
-    inputs = [INPUTS[name] for name in INPUTS if INPUTS[name][0].size > 1]
-    x, k, lam = (np.stack([np.atleast_1d(i[j]) for i in inputs]) for j in range(3))
+    x, k, lam = ROWS
     exact = case.function(sparsetopk)(x, k, lam)
     kind = _kind(case)
     for dtype, tolerance in ((np.float64, 1e-12), (np.float32, 3e-5)):
@@ -229,22 +228,10 @@ def test_numbers_do_not_promote_the_dtype_of_x():
 # derivatives
 
 
-# All inputs as one batch: compiling takes longer than computing.
-BATCH = tuple(
-    jnp.stack([jnp.atleast_1d(jnp.asarray(v, jnp.float64)) for v in values])
-    for values in zip(*SMOOTH.values(), strict=True)
-)
-
-
-def check_derivatives(f, at):
-    """In x, k and lam, to the second order, in both modes."""
-    check_grads(jax.jit(f), at, order=2, modes=("fwd", "rev"), rtol=2e-4, atol=2e-4)
-
-
 # First derivatives of all cases are tested over the front-ends.
 @pytest.mark.parametrize("case", [*FEW, MASKS[4], TWO_SIDED[3], MAGNITUDES[8]], ids=str)
 def test_derivatives_to_order_two_in_both_modes(case: Case):
-    check_derivatives(case.function(st), BATCH)
+    check_derivatives(case.function(st), AT)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +239,7 @@ def test_derivatives_to_order_two_in_both_modes(case: Case):
     [("identity", 2.0), ("identity", 3.0), ("half_square", 4 / 3), ("abs", 1.5), ("exp", 4 / 3)],
 )
 def test_derivatives_of_values(phi, p):
-    check_derivatives(lambda x, k, lam: st.topk_value(x, k, lam, p=p, phi=phi), BATCH)
+    check_derivatives(lambda x, k, lam: st.topk_value(x, k, lam, p=p, phi=phi), AT)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +249,7 @@ def test_derivatives_of_values(phi, p):
 def test_derivatives_of_losses(completion, options):
     targets = jnp.array([0, 5, 2])
     f = lambda *at: st.topk_loss(at[0], targets, *at[1:], completion=completion, **options)  # noqa: E731
-    check_derivatives(f, (gaussian(3, 6), 2.6, 0.8))
+    check_derivatives(f, (gaussian(3, 6), np.float64(2.6), np.float64(0.8)))
 
 
 def test_third_derivatives_follow_from_the_rule():

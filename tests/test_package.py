@@ -107,6 +107,7 @@ PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").gl
 WITH_EXAMPLES = {"README.md", "docs/index.md", "docs/start.md", "docs/migrate.md", "docs/maths.md"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES)
 def test_examples_of_the_docs_run(path, monkeypatch):
     if sys.platform == "linux":  # the name of the machine need not be known
@@ -129,6 +130,7 @@ def test_readme_names_the_two_commands():
     assert "make test" in readme
 
 
+@pytest.mark.slow
 def test_demo_draws_the_picture_and_prints_the_tables(tmp_path, capsys, monkeypatch):
     torch = pytest.importorskip("torch")
     from sparsetopk.experiments import demo
@@ -160,6 +162,47 @@ def test_info(capsys):
     out = capsys.readouterr().out
     assert f"sparsetopk {sparsetopk.__version__}" in out
     assert _core.simd_level() in out
+    assert f"numpy      {np.__version__}" in out
+    for name in ("torch", "triton", "jax", "jaxlib", "handlers"):
+        assert re.search(rf"^{name} +\S", out, re.M), name
+
+
+def test_private_functions_of_torch_are_there():
+    """By name: what a new version of torch has moved is to be found here first."""
+    pytest.importorskip("torch")
+    private = importlib.import_module("sparsetopk.torch._private")
+    for name in private.NAMES:
+        private.find(name)
+    with pytest.raises(
+        ImportError, match=r"torch must have torch\._C\._gone, which torch .* has not"
+    ):
+        private.find("_C._gone")
+
+
+def test_private_functions_of_torch_stand_in_one_module():
+    pattern = re.compile(r"torch\._(?!_)|torch\.\w+\._(?!_)|forward_ad\._")
+    package = Path(sparsetopk.__file__).parent
+    for path in package.rglob("*.py"):
+        if path.name != "_private.py":
+            used = [line for line in path.read_text().splitlines() if pattern.search(line)]
+            used = [line for line in used if "import" not in line]
+            assert not used, (path, used)
+
+
+def test_notes_of_a_release():
+    path = ROOT / ".github" / "notes.py"
+    if not path.exists():
+        pytest.skip("a package has no .github")
+    spec = importlib.util.spec_from_file_location("notes", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    changelog = (
+        "# C\n\n## [Unreleased]\n\n- c\n\n## [0.2.0] - 2026-11-17\n\n- b\n\n## [0.1.0]\n\n- a\n"
+    )
+    assert module.notes(changelog, "0.2.0") == "- b\n"
+    assert module.notes(changelog, "0.1.0") == "- a\n"
+    with pytest.raises(SystemExit, match=r"one section \[0\.3\.0\], found 0"):
+        module.notes(changelog, "0.3.0")
 
 
 @pytest.mark.parametrize("argv", [[], ["nonsense"], ["demo", "--nonsense"]])

@@ -608,7 +608,8 @@ def run_checks(group):
         check(group)
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
 def test_in_processes(tmp_path, size):
     """All of them in one start, which takes longer than most."""
     assert len(start(run_checks, size, tmp_path)) == size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,19 @@ def _info(_: argparse.Namespace) -> None:
     print(f"sparsetopk {__version__}")
     print(f"python     {platform.python_version()}")
     print(f"numpy      {np.__version__}")
+    for name in ("torch", "triton", "jax", "jaxlib"):
+        print(f"{name:10} {_version(name)}")
     print(f"kernels    {native.simd_level() if native else 'none: computed in NumPy'}")
+    handlers = native.xla_handlers() if native else {}
+    print(f"handlers   {', '.join(sorted(handlers)) or 'none: JAX computes in XLA operations'}")
+
+
+def _version(name: str) -> str:
+    """Of what is installed, which is not imported for it."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _demo(arguments: argparse.Namespace) -> None:
@@ -94,7 +106,9 @@ def parser() -> argparse.ArgumentParser:
     )
     main_parser.add_argument("--version", action="version", version=f"sparsetopk {__version__}")
     commands = main_parser.add_subparsers(dest="command", required=True, metavar="command")
-    info = commands.add_parser("info", help="print versions and the vector instructions of the CPU")
+    info = commands.add_parser(
+        "info", help="print versions, and what was compiled: for reports of problems"
+    )
     info.set_defaults(run=_info)
     demo = commands.add_parser(
         "demo",

@@ -22,6 +22,7 @@ from .._maths.select import default_capacity
 from ._functions.operators import topk_mask
 from ._functions.selection import check_capacity, in_slots, select_slots
 from ._modules import HardenedModule, RunningLam
+from ._private import current_backward
 from ._rows.arguments import Number, check_float_tensor, show
 from ._spread.groups import check_group
 
@@ -415,7 +416,7 @@ class MixtureOfExperts(nn.Module):
         if self.routing is None or torch.compiler.is_compiling():
             return
         late = routing.balance.requires_grad and not self.routing.balance.requires_grad
-        if late and torch._C._current_graph_task_id() >= 0:  # within a backward
+        if late and current_backward() >= 0:  # within a backward
             warnings.warn(
                 "routing.balance had no gradient in this step, as MixtureOfExperts is in a reentrant "
                 "checkpoint; use torch.utils.checkpoint with use_reentrant=False",

@@ -107,7 +107,7 @@ def topk_loss(
     rows, e = Rows.of("logits", logits, dim), check_exponent(p)
     if torch.is_autocast_enabled(logits.device.type) and logits.dtype != torch.float64:
         logits = logits.float()
-        rows = rows._replace(x=logits)
+        rows = Rows(rows.name, logits, rows.dim)
     check_k_and_lam(rows, k, lam)
     t = _targets(targets, rows)
     _check_options(rows, completion, label_smoothing, ignore_index, weight)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..._maths.operator import Operator
 from ..._types import Completion, Reduction
+from .._private import keeps_graph
 from .._rows.arguments import Number, Rows, is_plain
 from . import kernels, traced
 from . import rows as fused
@@ -156,7 +157,7 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         x, residual = ctx.saved_tensors
         rows = Rows("logits", x, ctx.call.dim)
-        last = not torch._C._autograd._get_current_graph_task_keep_graph() and is_plain(g)
+        last = not keeps_graph() and is_plain(g)
         if torch.is_grad_enabled():
             residual, last = residual + _moving(rows, ctx.call), False
         wide = torch.float64 if residual.dtype == torch.float64 else torch.float32

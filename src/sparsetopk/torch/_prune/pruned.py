@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .._functions.operators import topk_mag
 from .._functions.selection import choose_lam
 from .._fused.kernels import place
+from .._private import without_compiler
 from .._rows.arguments import Number, is_plain
 from .._spread.multi import topk_mag_multi
 from .schedules import ChooseLam, KeepSchedule, Schedule
@@ -150,8 +151,7 @@ class Group:
             return self.evaluate(originals)[index]
         return self.solved(index, originals)
 
-    # As torch.compiler.disable, which would import the compiler here and now.
-    @torch._disable_dynamo  # type: ignore[attr-defined]
+    @without_compiler  # type: ignore[untyped-decorator]
     def solved_outside(self, index: int) -> Tensor:
         """A compiled graph breaks here: the solution is shared with other layers."""
         return self.solved(index, self.originals)

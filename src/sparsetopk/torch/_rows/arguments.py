@@ -9,16 +9,21 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Collection
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..._checks import check_exponent, check_solver
 from ..._maths.operator import Operator
 from ..._types import Solver, SolverOptions
 from .._fused.kernels import PLAIN
+from .._private import (
+    dispatch_modes,
+    has_storage,
+    in_forward_mode,
+    is_transforming,
+    is_zerotensor,
+)
 
 Number = float | Tensor
 """k and lam: one for all rows, or a tensor that broadcasts with length 1 along the dimension."""
@@ -32,11 +37,9 @@ def is_plain(*values: object) -> bool:
     That is: on the CPU, and neither traced, nor transformed by ``torch.func``, nor in forward mode,
     nor with something still to be done to what is in memory.
     """
-    if torch.compiler.is_compiling() or torch._C._is_tracing():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[no-untyped-call]
         return False
-    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
-        return False
-    if forward_ad._current_level >= 0:
+    if is_transforming() or dispatch_modes() or in_forward_mode():
         return False
     for value in values:  # a loop, as this is part of every call
         if isinstance(value, Tensor) and not (value.is_cpu and is_ordinary(value)):
@@ -49,9 +52,9 @@ def is_ordinary(value: Tensor) -> bool:
     subclasses, tensors that are batched, negative views, and zeros that were never written."""
     return (
         type(value) in PLAIN
-        and torch._C._has_storage(value)
+        and has_storage(value)
         and not value.is_neg()
-        and not value._is_zerotensor()
+        and not is_zerotensor(value)
     )
 
 
@@ -81,10 +84,10 @@ def check_dense(name: str, value: Tensor) -> None:
     if (
         type(value) in PLAIN
         and not torch.compiler.is_compiling()
-        and torch._C._has_storage(value)
+        and has_storage(value)
         and value.untyped_storage().nbytes() == 0
         and value.numel() > 0
-        and not value._is_zerotensor()
+        and not is_zerotensor(value)
     ):
         raise ValueError(f"{name} must have memory, got a tensor whose storage has 0 bytes")
 
@@ -167,12 +170,16 @@ def check_torch_solver(
     return check_solver(solver, solvers, options, Operator(op, check_exponent(p)))
 
 
-class Rows(NamedTuple):
-    """A tensor as rows (m, n) in its own dtype, and the way back."""
+class Rows:
+    """A tensor as rows (m, n) in its own dtype, and the way back.
 
-    name: str  # of the argument, for errors
-    x: Tensor  # as it came
-    dim: int
+    An ordinary class: before torch 2.13 the compiler does not read a named tuple that has methods.
+    """
+
+    def __init__(self, name: str, x: Tensor, dim: int) -> None:
+        self.name = name  # of the argument, for errors
+        self.x = x  # as it came
+        self.dim = dim
 
     @classmethod
     def of(cls, name: str, value: object, dim: int) -> Rows:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._private import in_forward_mode, is_transforming
+
 _INTEGERS = {
     torch.float16: torch.int16,
     torch.bfloat16: torch.int16,
@@ -137,9 +139,7 @@ class Namespace:
 
 def needs_derivative(*values: Tensor) -> bool:
     """Whether somebody may ask for a derivative: of what is traced or transformed nobody knows."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return True
-    if torch.autograd.forward_ad._current_level >= 0:
+    if torch.compiler.is_compiling() or is_transforming() or in_forward_mode():
         return True
     return torch.is_grad_enabled() and any(v.requires_grad for v in values)
 
