@@ -124,7 +124,7 @@ def differentiable_backward(
     """The same with a graph, or for a g that is batched."""
 
     def live(x: Tensor, k: Number, lam: Number) -> Tensor:
-        at = rows._replace(x=x)
+        at = Rows(rows.name, x, rows.dim)
         k_rows, lam_rows = at.per_row(k), at.per_row(lam)
         may_be_hard = isinstance(lam, Tensor) or lam == 0
         return at.restore(from_state(at, k_rows, lam_rows, state, operator, may_be_hard).y())

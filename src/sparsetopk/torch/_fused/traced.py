@@ -158,7 +158,7 @@ def _differentiable(
         return rows.differentiable_backward(it.rows, it.k, it.lam, g, state, it.operator, wanted)
 
     def live(x: Tensor, k: Number, lam: Number) -> Tensor:
-        return product.times(x, evaluate(it.rows._replace(x=x), k, lam, it.operator))
+        return product.times(x, evaluate(Rows("x", x, it.rows.dim), k, lam, it.operator))
 
     return rows.cotangents(live, (x, it.k, it.lam), g, wanted)
 

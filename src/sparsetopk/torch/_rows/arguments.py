@@ -37,7 +37,7 @@ def is_plain(*values: object) -> bool:
     That is: on the CPU, and neither traced, nor transformed by ``torch.func``, nor in forward mode,
     nor with something still to be done to what is in memory.
     """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[no-untyped-call]
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return False
     if is_transforming() or dispatch_modes() or in_forward_mode():
         return False
