@@ -17,6 +17,7 @@ NAMES = (
     "_C._autograd._get_current_graph_task_keep_graph",
     "_C._current_graph_task_id",
     "_C._has_storage",
+    "_C._is_tracing",
     "_C._len_torch_dispatch_stack",
     "_disable_dynamo",
     "Tensor._is_zerotensor",
@@ -46,6 +47,8 @@ def find(name: str) -> Any:
     current_backward,
     #: Whether a tensor has memory at all.
     has_storage,
+    #: Whether torch.jit.trace is at work (torch.jit.is_tracing is deprecated with it).
+    is_tracing,
     #: How many modes see every operation, such as that of fake tensors.
     dispatch_modes,
     #: As torch.compiler.disable, which would import the compiler here and now.
