@@ -37,9 +37,10 @@ from .._rows.arguments import (
     check_torch_solver,
     without_entries,
 )
-from .._rows.differentiable import relax
+from .._rows.differentiable import relax, times
 from .._spread import sharded
 from .._spread.groups import check_group
+from .._triton import ops as on_gpu
 from . import topk_isotonic
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _relaxed(
     if (shared := check_group(group)) is not None:
         check_choice("solver, over a group,", solver, ("threshold",))
         y = sharded.evaluate(rows, k, lam, operator, shared)
-        return _times(x, y) if times_x else y
+        return times(x, y) if times_x else y
     check_k_and_lam(rows, k, lam)
     if solver != "threshold" or options is not None:
         check_torch_solver(solver, options, op, p)
@@ -81,12 +82,14 @@ def _relaxed(
         if isinstance(lam, Tensor):  # hard rows need no solver
             hard = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, debias=debias)
             y = torch.where(lam == 0, hard, y)
-        return _times(x, y) if times_x else y
+        return times(x, y) if times_x else y
+    if on_gpu.takes(rows, operator):
+        return on_gpu.evaluate(rows, k, lam, operator, times_x)
     if fused.takes(rows, k, lam, operator):
         y = fused.evaluate(rows, k, lam, operator)
         return _times_finite(x, y) if times_x else y
     y = relax(rows, k, lam, operator).y()
-    return rows.restore(_times(rows.data.to(y.dtype), y) if times_x else y)
+    return rows.restore(times(rows.data.to(y.dtype), y) if times_x else y)
 
 
 def _on_shards(
@@ -112,16 +115,10 @@ def _straight_through(hard: Tensor, relaxed: Tensor) -> Tensor:
     return torch.where(hard.isinf(), hard, hard + (relaxed - relaxed.detach()))
 
 
-def _times(x: Tensor, mask: Tensor) -> Tensor:
-    """x * mask, with 0 for padding; the mask has no slope beside an infinite x."""
-    product = torch.where(x.isfinite(), x, 0.0) * mask + 0.0  # 0 and not -0
-    return torch.where((x == torch.inf) & (mask > 0), x * mask.detach(), product)
-
-
 def _times_finite(x: Tensor, mask: Tensor) -> Tensor:
     """The same in two passes if every entry is finite, as their sum tells."""
     if not x.detach().sum().isfinite():
-        return _times(x, mask)
+        return times(x, mask)
     return torch.addcmul(x.new_zeros(()), x, mask)  # 0 and not -0
 
 

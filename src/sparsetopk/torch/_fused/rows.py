@@ -6,7 +6,6 @@ itself differentiated, it is written again in ordinary operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from ..._maths.operator import Operator
 from .._rows.arguments import Number, Rows, is_plain
-from .._rows.differentiable import from_state
+from .._rows.differentiable import cotangents, from_state
 from . import kernels
 
 
@@ -107,10 +106,6 @@ def _backward(
     return (restore(rows, dx) if wanted[0] else None, rows.sum_to(dk, k), rows.sum_to(dlam, lam))
 
 
-def _alias(value: Number) -> Number:
-    return value.view_as(value) if isinstance(value, Tensor) else value
-
-
 def _differentiable_backward(
     x: Tensor,
     k: Number,
@@ -131,16 +126,3 @@ def _differentiable_backward(
         return rows.restore(from_state(rows, k_rows, lam_rows, state, operator, may_be_hard).y())
 
     return cotangents(live, (x, k, lam), g, wanted)
-
-
-def cotangents(
-    live: Callable[..., Tensor], inputs: Sequence[Number], g: Tensor, wanted: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
-    """Those of the inputs by autograd, with a graph if one is wanted. An input may depend on another
-    one, so derivatives are taken at aliases."""
-    graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        aliases = [_alias(v) for v in inputs]
-        at = [v for v, w in zip(aliases, wanted, strict=True) if w]
-        found = iter(torch.autograd.grad(live(*aliases), at, g, create_graph=graph))  # type: ignore[arg-type]
-    return tuple(next(found) if w else None for w in wanted)

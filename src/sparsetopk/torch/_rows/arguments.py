@@ -34,14 +34,17 @@ def is_plain(*values: object) -> bool:
     """
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         return False
-    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
-        return False
-    if forward_ad._current_level >= 0:
+    if is_transformed() or torch._C._len_torch_dispatch_stack():
         return False
     for value in values:  # a loop, as this is part of every call
         if isinstance(value, Tensor) and not (value.is_cpu and is_ordinary(value)):
             return False
     return True
+
+
+def is_transformed() -> bool:
+    """Whether ``torch.func`` is at work, or forward mode: more may be asked for than a backward."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def is_ordinary(value: Tensor) -> bool:
