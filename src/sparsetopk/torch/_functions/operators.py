@@ -28,7 +28,9 @@ from torch import Tensor
 from ..._checks import check_choice, check_exponent
 from ..._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator
 from ..._types import Solver, SolverOptions
+from .._fused import kernels, traced
 from .._fused import rows as fused
+from .._rows import hard
 from .._rows.arguments import (
     Number,
     Rows,
@@ -37,7 +39,8 @@ from .._rows.arguments import (
     check_torch_solver,
     without_entries,
 )
-from .._rows.differentiable import relax, times
+from .._rows.differentiable import relax
+from .._rows.product import times, times_finite
 from .._spread import sharded
 from .._spread.groups import check_group
 from .._triton import ops as on_gpu
@@ -80,14 +83,19 @@ def _relaxed(
     if solver != "threshold" and not (isinstance(lam, (int, float)) and lam == 0):
         y = rows.restore(topk_isotonic.evaluate(rows, k, lam, operator, p, solver, options))
         if isinstance(lam, Tensor):  # hard rows need no solver
-            hard = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, debias=debias)
-            y = torch.where(lam == 0, hard, y)
+            limit = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, debias=debias)
+            y = torch.where(lam == 0, limit, y)
+        return times(x, y) if times_x else y
+    if hard.takes(lam):
+        y = hard.evaluate(rows, k, operator)
         return times(x, y) if times_x else y
     if on_gpu.takes(rows, operator):
         return on_gpu.evaluate(rows, k, lam, operator, times_x)
     if fused.takes(rows, k, lam, operator):
         y = fused.evaluate(rows, k, lam, operator)
-        return _times_finite(x, y) if times_x else y
+        return times_finite(x, y) if times_x else y
+    if kernels.has(operator) and traced.takes(x, k, lam):
+        return traced.evaluate(rows, k, lam, operator, times_x)
     y = relax(rows, k, lam, operator).y()
     return rows.restore(times(rows.data.to(y.dtype), y) if times_x else y)
 
@@ -113,13 +121,6 @@ def _straight_through(hard: Tensor, relaxed: Tensor) -> Tensor:
     """The value of one and the derivative of the other, also beside infinities."""
     hard = hard.detach()
     return torch.where(hard.isinf(), hard, hard + (relaxed - relaxed.detach()))
-
-
-def _times_finite(x: Tensor, mask: Tensor) -> Tensor:
-    """The same in two passes if every entry is finite, as their sum tells."""
-    if not x.detach().sum().isfinite():
-        return times(x, mask)
-    return torch.addcmul(x.new_zeros(()), x, mask)  # 0 and not -0
 
 
 def topk_mask(
@@ -175,8 +176,8 @@ def topk(
     op = TWO_SIDED if two_sided else MASK
     y = _relaxed(x, k, lam, p, op, dim, solver, solver_options, group, times_x=True)
     if straight_through:
-        hard = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, group, times_x=True)
-        y = _straight_through(hard, y)
+        limit = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, group, times_x=True)
+        y = _straight_through(limit, y)
     return y
 
 
@@ -210,8 +211,8 @@ def topk_mag(
     """
     y = _relaxed(x, k, lam, p, MAGNITUDE, dim, solver, solver_options, group, debias=debias)
     if straight_through:
-        hard = _relaxed(x, k, 0.0, p, MAGNITUDE, dim, "threshold", None, group)
-        y = _straight_through(hard, y)
+        limit = _relaxed(x, k, 0.0, p, MAGNITUDE, dim, "threshold", None, group)
+        y = _straight_through(limit, y)
     return y
 
 

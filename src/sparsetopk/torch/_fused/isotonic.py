@@ -14,10 +14,10 @@ from torch import Tensor
 from ..._core import native
 from ..._maths.isotonic import PHI_NAMES, Solved
 from .._rows.arguments import is_plain
-from .._rows.differentiable import cotangents
 from .._rows.isotonic import relax
 from .._solvers import pav
 from .kernels import address
+from .rows import cotangents
 
 _IDENTITY = PHI_NAMES.index("identity")
 

@@ -11,7 +11,6 @@ So every transform of torch works: reverse and forward mode, ``torch.func``, tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -123,26 +122,3 @@ def from_state(
     """The rows for k and lam (m, 1), given their solved state."""
     x = rows.data.to(k.dtype)
     return Live.of(x, k, lam, state, operator, rows.x.dtype, may_be_hard)
-
-
-def times(x: Tensor, mask: Tensor) -> Tensor:
-    """x * mask, with 0 for padding; the mask has no slope beside an infinite x."""
-    product = torch.where(x.isfinite(), x, 0.0) * mask + 0.0  # 0 and not -0
-    return torch.where((x == torch.inf) & (mask > 0), x * mask.detach(), product)
-
-
-def _alias(value: Number) -> Number:
-    return value.view_as(value) if isinstance(value, Tensor) else value
-
-
-def cotangents(
-    live: Callable[..., Tensor], inputs: Sequence[Number], g: Tensor, wanted: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
-    """Those of the inputs by autograd, with a graph if one is wanted. An input may depend on another
-    one, so derivatives are taken at aliases."""
-    graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        aliases = [_alias(v) for v in inputs]
-        at = [v for v, w in zip(aliases, wanted, strict=True) if w]
-        found = iter(torch.autograd.grad(live(*aliases), at, g, create_graph=graph))  # type: ignore[arg-type]
-    return tuple(next(found) if w else None for w in wanted)

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from ..._maths.operator import Operator
+from .._fused.rows import cotangents
 from .._rows.arguments import Number, Rows, is_transformed
-from .._rows.differentiable import cotangents, from_state, times
+from .._rows.differentiable import from_state
+from .._rows.product import times
 from . import state
 from .state import NUMBERS, either
 
