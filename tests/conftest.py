@@ -15,6 +15,7 @@ _SHARED = "SPARSETOPK_TESTS"
 _made = None if _SHARED in os.environ else tempfile.mkdtemp(prefix="sparsetopk-tests-")
 os.environ |= {
     _SHARED: _made or os.environ[_SHARED],
+    "TRITON_INTERPRET": "1",  # which Triton reads when it is imported
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }

@@ -43,6 +43,7 @@ from .._rows.differentiable import relax
 from .._rows.product import times, times_finite
 from .._spread import sharded
 from .._spread.groups import check_group
+from .._triton import ops as on_gpu
 from . import topk_isotonic
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def _relaxed(
     if hard.takes(lam):
         y = hard.evaluate(rows, k, operator)
         return times(x, y) if times_x else y
+    if on_gpu.takes(rows, operator):
+        return on_gpu.evaluate(rows, k, lam, operator, times_x)
     if fused.takes(rows, k, lam, operator):
         y = fused.evaluate(rows, k, lam, operator)
         return times_finite(x, y) if times_x else y

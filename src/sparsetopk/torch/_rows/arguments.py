@@ -20,7 +20,6 @@ from .._fused.kernels import PLAIN
 from .._private import (
     dispatch_modes,
     has_storage,
-    in_forward_mode,
     is_tracing,
     is_transforming,
     is_zerotensor,
@@ -40,12 +39,17 @@ def is_plain(*values: object) -> bool:
     """
     if torch.compiler.is_compiling() or is_tracing():
         return False
-    if is_transforming() or dispatch_modes() or in_forward_mode():
+    if is_transformed() or dispatch_modes():
         return False
     for value in values:  # a loop, as this is part of every call
         if isinstance(value, Tensor) and not (value.is_cpu and is_ordinary(value)):
             return False
     return True
+
+
+def is_transformed() -> bool:
+    """Whether ``torch.func`` is at work, or forward mode: more may be asked for than a backward."""
+    return is_transforming() or forward_ad._current_level >= 0
 
 
 def is_ordinary(value: Tensor) -> bool:

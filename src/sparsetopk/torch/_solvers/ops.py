@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..._maths.operator import Operator
 from .._fused import kernels
+from .._triton import state
 from . import vectorized
 
 _library = torch.library.Library("sparsetopk", "DEF")
@@ -19,11 +20,17 @@ _library.define("threshold(Tensor x, Tensor k, Tensor lam, int op, float exponen
 def threshold(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Tensor:
     """``vectorized.solve``, for detached rows x (m, n) with k and lam (m, 1).
 
-    On the CPU a call of the operator, which tracers keep as it is; elsewhere the operations
-    themselves, which they can fuse.
+    On the CPU, and where there are kernels, a call of the operator, which tracers keep as it is;
+    elsewhere the operations themselves, which they can fuse.
     """
-    if x.device.type == "cpu":
+    if x.device.type == "cpu" or state.takes(x, x.shape[-1], Operator(op, exponent)):
         return torch.ops.sparsetopk.threshold(x, k, lam, op, exponent)
+    return vectorized.solve(x, k, lam, op, exponent)
+
+
+def _threshold(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Tensor:
+    if state.takes(x, x.shape[-1], Operator(op, exponent)):
+        return state.solve(x, k, lam, op, exponent).to(k.dtype)
     return vectorized.solve(x, k, lam, op, exponent)
 
 
@@ -55,7 +62,7 @@ def _threshold_vmap(
     return torch.ops.sparsetopk.threshold(x, k, lam, op, exponent).reshape(*rows, 2), 0
 
 
-_library.impl("threshold", vectorized.solve, "CompositeExplicitAutograd")
+_library.impl("threshold", _threshold, "CompositeExplicitAutograd")
 _library.impl("threshold", _threshold_cpu, "CPU")
 _library.impl("threshold", _threshold_meta, "Meta")
 torch.library.register_vmap("sparsetopk::threshold", _threshold_vmap, lib=_library)

@@ -1,0 +1,136 @@
+# mypy: ignore-errors
+"""The top-k family backward, for rows in registers: x and g are read once, dx and what is wanted of dk
+and dlam written. The formulas are those of csrc/output.hpp."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .rows import (
+    hard_mask,
+    in_range,
+    keys,
+    lone,
+    lone_slopes,
+    number,
+    output,
+    places,
+    split,
+    split_entries,
+)
+from .scalars import MAGNITUDE, is_even, largest
+from .solve import count_of
+
+
+@triton.jit
+def _of_block(
+    t, y, slope, g, inside, above, pinned, k, frac, lam, OP: tl.constexpr, DEBIAS: tl.constexpr
+):
+    """What the block gives: dx of its entries, and dk and dlam of the row.
+
+    dx_i = b g_i + S'(t_i)/lam (g_i - mean), with b = 1 for the debiased magnitude and else 0. An entry
+    that is the block alone feels the curvature of phi alone.
+    """
+    B: tl.constexpr = 1.0 if OP == MAGNITUDE and DEBIAS else 0.0
+    size = count_of(inside)
+    left = (k - count_of(above)).to(t.dtype) + frac
+    rho = tl.where(inside, slope, 0.0)
+    g = tl.where(inside, g, 0.0)
+    total = tl.sum(rho, 1)
+    of_g = tl.sum(rho * g, 1)
+    sum_g = tl.sum(g, 1)
+    curvature = 0.0 * left
+    prime = 1.0 + curvature
+    moves = ~pinned
+    if OP == MAGNITUDE:
+        # A block that nothing is left for is one by rounding alone, and v does not move with it.
+        moves = left > 0
+        curvature = tl.where(moves, left, 0.0)
+        of_g += lam * B * sum_g
+        # sum_i S(t_i) = v left is precise also where v is tiny
+        prime = tl.sum(tl.where(inside, y, 0.0), 1) / tl.where(moves, left, 1.0)
+    steep = total + lam * curvature
+    steep_or_1 = tl.where((steep > 0) & moves, steep, 1.0)
+    mean = tl.where((steep > 0) & moves, of_g, 0.0) / steep_or_1
+    single = (size == 1) & moves
+    alone = tl.where(steep > 0, curvature * ((total + lam * B) / steep_or_1), 0.0)
+    gain = tl.minimum(rho / lam[:, None], largest(t.dtype) * 1e-6)
+    moved = gain * (g - mean[:, None])
+    dlam = -tl.sum(tl.where(inside, moved * t, 0.0), 1)
+    dx = tl.where(single[:, None], alone[:, None] * g, B * g + moved)
+    only_t = tl.sum(tl.where(inside & single[:, None], t, 0.0), 1)
+    dlam = tl.where(single, sum_g * only_t * (B - alone), dlam)
+    dk = tl.where((left > 0) & (left < size.to(t.dtype)), prime * mean, 0.0)
+    return dx, dk, dlam
+
+
+@triton.jit
+def _relaxed(
+    a, g, k, frac, lam, pivot, delta, OP: tl.constexpr, E: tl.constexpr, DEBIAS: tl.constexpr
+):
+    """dx without the sign of x, dk and dlam of the rows with lam > 0."""
+    d = lone(a, lam, DEBIAS, OP, E)
+    t, y, slope, inside, above, pinned = split_entries(a, pivot, delta, lam, OP, E)
+    lam = tl.where(lam > 0, lam, 1.0)
+    in_block, dk, dlam = _of_block(t, y, slope, g, inside, above, pinned, k, frac, lam, OP, DEBIAS)
+    dx = tl.where(inside, in_block, 0.0)
+    if OP == MAGNITUDE:
+        above = above | ((pivot == float("-inf"))[:, None] & (a > float("-inf")))
+        if DEBIAS:
+            dx = tl.where(above, g, dx)
+        else:
+            in_x, in_lam = lone_slopes(d, lam, OP, E)
+            dx = tl.where(above, in_x * g, dx)
+            dlam += tl.sum(tl.where(above, in_lam * g, 0.0), 1)
+    crowd = tl.where(pivot == float("inf"), delta, 0.0)
+    shared = tl.sum(tl.where((crowd > 0)[:, None] & (a == float("inf")), g, 0.0), 1)
+    return dx, dk + shared / tl.maximum(crowd, 1.0), dlam
+
+
+@triton.jit(do_not_specialize=["m", "k_bits", "lam_bits"])
+def backward_kernel(
+    x_ptr, g_ptr, k_ptr, lam_ptr, state_ptr, dx_ptr, dk_ptr, dlam_ptr, m, n, k_stride, lam_stride,
+    k_bits, lam_bits,
+    K_TENSOR: tl.constexpr, LAM_TENSOR: tl.constexpr, OP: tl.constexpr, E: tl.constexpr,
+    DEBIAS: tl.constexpr, TIMES: tl.constexpr, RELAXED: tl.constexpr, HARD: tl.constexpr,
+    IN_K: tl.constexpr, IN_LAM: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row, at, there = places(m, n, ROWS, BLOCK)
+    x = tl.load(x_ptr + at, mask=there, other=0.0).to(D)
+    g = tl.load(g_ptr + at, mask=there, other=0.0).to(D)
+    k, frac, _ = split(number(k_ptr, k_bits, k_stride, row, m, K_TENSOR), n, D)
+    lam, _ = in_range(number(lam_ptr, lam_bits, lam_stride, row, m, LAM_TENSOR), D)
+    pivot = tl.load(state_ptr + 2 * row.to(tl.int64), mask=row < m, other=float("inf"))
+    delta = tl.load(state_ptr + 2 * row.to(tl.int64) + 1, mask=row < m, other=0.0)
+    a = keys(x, there, OP)
+    of_y = g
+    if is_even(OP):
+        of_y = tl.where(x < 0, 0.0 - g, g)
+    if TIMES:
+        of_y = tl.where(tl.abs(x) < float("inf"), x * g, 0.0)
+    dx = tl.zeros_like(x)
+    dk = 0.0 * lam
+    dlam = dk
+    if RELAXED:
+        dx, dk, dlam = _relaxed(a, of_y, k, frac, lam, pivot, delta, OP, E, DEBIAS)
+    if HARD:
+        hard = lam == 0
+        of_hard = tl.zeros_like(x)
+        if OP == MAGNITUDE:
+            of_hard = hard_mask(a, pivot, k, frac) * of_y
+        dx = tl.where(hard[:, None], of_hard, dx)
+        dk = tl.where(hard, 0.0, dk)
+        dlam = tl.where(hard, 0.0, dlam)
+    if is_even(OP):
+        dx = tl.where(x < 0, 0.0 - dx, dx)
+    if TIMES:
+        dx += output(a, k, frac, lam, pivot, delta, OP, E, DEBIAS, RELAXED, HARD) * g
+    limit = largest(dx_ptr.dtype.element_ty)
+    bad = pivot != pivot
+    dx = tl.where(bad[:, None], float("nan"), tl.minimum(tl.maximum(dx, -limit), limit))
+    tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=there)
+    if IN_K:
+        tl.store(dk_ptr + row, tl.where(bad, float("nan"), dk), mask=row < m)
+    if IN_LAM:
+        tl.store(dlam_ptr + row, tl.where(bad, float("nan"), dlam), mask=row < m)

@@ -1,0 +1,271 @@
+# mypy: ignore-errors
+"""The scalar functions of the operators, on tiles in registers: as ``_maths/scalars.py`` and
+csrc/kinds.hpp have them, of which this is a third writing."""
+
+from __future__ import annotations
+
+import math
+
+import triton
+import triton.language as tl
+
+from ..._maths import operator
+
+MASK = tl.constexpr(operator.MASK)
+MAGNITUDE = tl.constexpr(operator.MAGNITUDE)
+SIGN = tl.constexpr(operator.SIGN)
+TWO_SIDED = tl.constexpr(operator.TWO_SIDED)
+
+_NEWTON = tl.constexpr(12)  # steps of Newton's method from the convex side of a root
+
+
+@triton.constexpr_function
+def is_even(op):
+    """Whether the operator acts on |x|."""
+    return op in (operator.MAGNITUDE, operator.SIGN)
+
+
+@triton.constexpr_function
+def zero_of(op):
+    """The t at which an entry starts to be selected."""
+    return -1.0 if op == operator.TWO_SIDED else 0.0
+
+
+@triton.constexpr_function
+def is_steep(op, e):
+    """Whether S is as steep as it likes where it leaves 0, as for p > 2."""
+    return e < 1.0 and op != operator.TWO_SIDED
+
+
+@triton.constexpr_function
+def epsilon(dtype):
+    return 2.0**-52 if dtype == tl.float64 else 2.0**-23
+
+
+@triton.constexpr_function
+def tiny(dtype):
+    """The smallest normal number."""
+    return 2.0**-1022 if dtype == tl.float64 else 2.0**-126
+
+
+@triton.constexpr_function
+def largest(dtype):
+    """The largest finite number."""
+    if dtype == tl.float64:
+        return (2.0 - 2.0**-52) * 2.0**1023
+    if dtype == tl.float16:
+        return 65504.0
+    bits = 7 if dtype == tl.bfloat16 else 23
+    return (2.0 - 2.0**-bits) * 2.0**127
+
+
+@triton.constexpr_function
+def least(dtype):
+    """Slopes that are unbounded at 0 are taken here for all arguments that are nearer to it."""
+    return 1e-140 if dtype == tl.float64 else 1e-18
+
+
+@triton.constexpr_function
+def slope_at_zero(e, dtype):
+    return 0.0 if e > 1.0 else e * (1e-140 if dtype == tl.float64 else 1e-18) ** (e - 1.0)
+
+
+@triton.constexpr_function
+def raised(base, e):
+    return math.pow(base, e)
+
+
+@triton.jit
+def power(t, E: tl.constexpr):
+    """t^e for t >= 0, by products where that is possible."""
+    if E == 1.0:
+        y = t
+    elif E == 2.0:
+        y = t * t
+    elif E == 3.0:
+        y = t * t * t
+    elif E == 0.5:
+        y = tl.sqrt(t)
+    else:
+        y = tl.exp2(E * tl.log2(tl.maximum(t, tiny(t.dtype))))
+        y = tl.where(t > 0, tl.minimum(y, largest(t.dtype)), 0.0)
+    return y
+
+
+@triton.jit
+def power_slope(t, y, E: tl.constexpr):
+    """e t^(e-1) for t >= 0 and y = t^e, finite."""
+    if E == 1.0:
+        slope = tl.full(t.shape, 1.0, t.dtype)
+    elif E == 2.0:
+        slope = 2.0 * t
+    elif E == 3.0:
+        slope = 3.0 * t * t
+    else:
+        flat = t < least(t.dtype)
+        at_zero = tl.full(t.shape, slope_at_zero(E, t.dtype), t.dtype)
+        slope = tl.where(flat, at_zero, E * (y / tl.where(flat, 1.0, t)))
+    return slope
+
+
+@triton.jit
+def cube_root(u):
+    """For u > 0, with one step of Newton's method after what the hardware has."""
+    c = tl.exp2(tl.log2(u) * (1.0 / 3.0))
+    return c - (c - u / (c * c)) * (1.0 / 3.0)
+
+
+@triton.jit
+def _lower_root(t, E: tl.constexpr):
+    """y in [0, 1/2] with y^(p-1) - (1-y)^(p-1) = t, for t in [-1, 0]: see TwoSidedPNorm._root."""
+    P: tl.constexpr = 1.0 / E  # p - 1
+    c = tl.full(t.shape, raised(0.5, P), t.dtype)
+    for _ in range(_NEWTON):
+        root = power(c, E)
+        rest = 1.0 - root
+        if P < 1.0:
+            value = c - power(rest, P) - t
+            ratio = power(root / rest, 1.0 - P)
+            c = tl.minimum(tl.maximum(c - value / (1.0 + ratio), 0.0), raised(0.5, P))
+        else:
+            value = c - power(rest, P) + t
+            ratio = power(rest / tl.maximum(root, tiny(t.dtype)), P - 1.0)
+            c = tl.minimum(tl.maximum(c - value / (1.0 + ratio), 0.0), 1.0)
+    y = power(c, E)
+    if P > 1.0:
+        y = 1.0 - y
+    return tl.where(t <= -1.0, 0.0, y)
+
+
+@triton.jit
+def _lower_half(t, E: tl.constexpr):
+    """S(t) and S'(t) of the two-sided response for t in [-1, 0]; csrc/kinds.hpp has the closed forms."""
+    if E == 1.0:
+        y = (1.0 + t) * 0.5
+        slope = tl.full(t.shape, 0.5, t.dtype)
+    elif E == 2.0:
+        root = tl.sqrt(2.0 - t * t)
+        rest = (1.0 - t) * (1.0 + t)
+        other = 1.0 - t * root
+        scale = rest / (root * other)
+        y = 0.5 * rest * root * scale
+        slope = other * scale
+    elif E == 3.0:
+        s = t * t
+        u = cube_root(2.0 + tl.sqrt(4.0 + s * s * s))
+        m = u - s / u
+        a = 2.0 * (1.0 + t) * (1.0 - t + s) / (m * m - m * t + 4.0 * s)
+        b = (m - t) * 0.5
+        y = a * a * a
+        slope = 3.0 * a * a * b * b / (a * a + b * b)
+    else:
+        y = _lower_root(t, E)
+        F: tl.constexpr = 1.0 - 1.0 / E  # 2 - p
+        at = tl.maximum(y, least(t.dtype))
+        if F > 0.0:
+            low = power(at, F)
+            high = power(1.0 - at, F)
+            slope = low * high * E / (low + high)
+        else:
+            slope = E / (power(1.0 - at, -F) + power(at, -F))
+    return y, slope
+
+
+@triton.jit
+def respond(t, OP: tl.constexpr, E: tl.constexpr):
+    """S(t) and S'(t), for any t that is not below ``zero_of``; of masks for t < 1, and S = 1 above."""
+    if OP == TWO_SIDED:
+        y, slope = _lower_half(-tl.minimum(tl.abs(t), 1.0), E)
+        y = tl.where(t > 0, 1.0 - y, y)
+    else:
+        if OP == MAGNITUDE:
+            at = tl.minimum(tl.maximum(t, 0.0), largest(t.dtype))
+        else:
+            at = tl.minimum(tl.maximum(t, 0.0), 1.0)
+        y = power(at, E)
+        slope = power_slope(at, y, E)
+    return y, slope
+
+
+@triton.jit
+def _alone_by_newton(a, lam, E: tl.constexpr):
+    """d >= 0 with d^e + lam d = a; in d for e > 1, in d^e for e < 1, from above the root."""
+    F: tl.constexpr = E if E > 1.0 else 1.0 / E
+    of_linear = a / lam if E > 1.0 else a
+    of_power = power(a if E > 1.0 else tl.minimum(a / lam, largest(a.dtype)), 1.0 / F)
+    c = tl.minimum(of_power, of_linear)
+    for _ in range(_NEWTON):
+        raised_c = power(c, F)
+        if E > 1.0:
+            value = (raised_c - a) + lam * c
+            slope = power_slope(c, raised_c, F) + lam
+        else:
+            value = (lam * raised_c - a) + c
+            slope = lam * power_slope(c, raised_c, F) + 1.0
+        c = tl.maximum(c - tl.maximum(value / slope, 0.0), 0.0)
+    return c if E > 1.0 else power(c, F)
+
+
+@triton.jit
+def alone(a, lam, OP: tl.constexpr, E: tl.constexpr):
+    """The t of an entry a that is selected whole and shares its threshold with no other."""
+    if OP != MAGNITUDE:
+        d = tl.full(a.shape, 1.0, a.dtype)
+    elif E == 1.0:
+        d = a / (1.0 + lam)
+    elif E == 2.0:
+        half = 0.5 * lam + 0.0 * a
+        root = tl.sqrt(a)
+        long = tl.maximum(tl.maximum(half, root), tiny(a.dtype))
+        short = tl.minimum(half, root) / long
+        d = a / (half + long * tl.sqrt(1.0 + short * short))
+    else:
+        d = _alone_by_newton(a, lam + 0.0 * a, E)
+    return d
+
+
+@triton.jit
+def key(x):
+    """Integers in the order of the floats."""
+    if x.dtype == tl.float64:
+        bits = x.to(tl.int64, bitcast=True)
+        bits = tl.where(bits < 0, bits ^ 0x7FFFFFFFFFFFFFFF, bits)
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return tl.where(bits == -1, 0, bits)  # -0 is 0
+
+
+@triton.jit
+def from_key(bits):
+    if bits.dtype == tl.int64:
+        x = tl.where(bits < 0, bits ^ 0x7FFFFFFFFFFFFFFF, bits).to(tl.float64, bitcast=True)
+    else:
+        x = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
+def between(lo, hi):
+    """The float in the middle of two as floats are counted, and whether there is none between."""
+    low, high = key(lo), key(hi)
+    middle = (low >> 1) + (high >> 1) + (low & high & 1)
+    return from_key(middle), (middle <= low) | (high <= low)
+
+
+@triton.jit
+def next_float(x, by: tl.constexpr):
+    """The finite float after x, or (-1) before it."""
+    limit = largest(x.dtype)
+    return tl.minimum(tl.maximum(from_key(key(x) + by), -limit), limit)
+
+
+@triton.jit
+def normal_quantile(share):
+    """z that a standard normal variable exceeds with this probability, to 5e-4 (Hastings, 1955)."""
+    upper = share > 0.5
+    tail = tl.maximum(tl.where(upper, 1.0 - share, share), 1e-30)
+    t = tl.sqrt(-1.3862943611198906 * tl.log2(tail))
+    top = 2.515517 + t * (0.802853 + t * 0.010328)
+    z = t - top / (1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308)))
+    return tl.where(upper, -z, z)

@@ -1,0 +1,94 @@
+"""What an operator launches on a device, found without one: tensors on the device "meta" have no
+numbers, so that a read by the host is an error, and every operation on them is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sparsetopk.torch._triton import state
+
+# Operations that launch nothing: they make views, or ask for memory.
+_FREE = {
+    "alias",
+    "as_strided",
+    "detach",
+    "empty",
+    "empty_like",
+    "expand",
+    "lift_fresh",
+    "movedim",
+    "new_empty",
+    "permute",
+    "reshape",
+    "select",
+    "slice",
+    "split",
+    "squeeze",
+    "t",
+    "transpose",
+    "unsqueeze",
+    "view",
+    "_unsafe_view",
+    "_reshape_alias",
+}
+
+
+class Counting(TorchDispatchMode):
+    """Counts what is launched, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.split("::")[1]
+        if name not in _FREE:
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def launches(
+    f: Callable[..., Any],
+    *shapes: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Of f on tensors of these shapes, forward, and backward in all of them, on a device that the Triton
+    kernels serve."""
+    inputs = [torch.empty(s, dtype=dtype, device="meta", requires_grad=True) for s in shapes]
+    with mock.patch.object(state, "is_served", lambda x: x.is_meta):
+        with Counting() as forward:
+            y = f(*inputs)
+        g = torch.empty_like(y)
+        with Counting() as backward:
+            torch.autograd.grad(y, inputs, g)
+    return dict(forward.counts), dict(backward.counts)
+
+
+def main() -> None:
+    """The table of docs/gpu.md: launches forward and backward."""
+    import sparsetopk.torch as st
+
+    rows: dict[str, Callable[..., Any]] = {
+        "topk_mask": lambda x: st.topk_mask(x, 64, 0.1),
+        "topk_mask, two-sided, p = 3/2": lambda x: st.topk_mask(x, 64, 0.1, p=1.5, two_sided=True),
+        "topk_mask, lam = 0": lambda x: st.topk_mask(x, 64, 0.0),
+        "topk": lambda x: st.topk(x, 64, 0.1),
+        "topk_mag": lambda x: st.topk_mag(x, 64, 0.1),
+        "topk_sign": lambda x: st.topk_sign(x, 64, 0.1),
+        "topk_select": lambda x: st.topk_select(x, 64, 0.1)[0],
+        "topk_value": lambda x: st.topk_value(x, 64, 0.1),
+    }
+    print("| 64 rows of 4096, float32 | forward | backward |\n|---|---|---|")
+    for name, f in rows.items():
+        forward, backward = (sum(v.values()) for v in launches(f, (64, 4096)))
+        print(f"| {name} | {forward} | {backward} |")
+
+
+if __name__ == "__main__":
+    main()
