@@ -16,15 +16,20 @@ from ._functions.losses import topk_loss
 from ._functions.operators import topk, topk_mag, topk_mask, topk_sign
 from ._modules import HardenedModule, Module, RunningLam
 from ._rows.arguments import Number
+from ._selectors import PatchSelector, SelectedTokens, TokenSelector, TopKAttention
 from .moe import ExpertChoice, ExpertMLP, MixtureOfExperts, TokenChoice
 
 __all__ = [
     "ExpertChoice",
     "ExpertMLP",
     "MixtureOfExperts",
+    "PatchSelector",
     "RunningLam",
+    "SelectedTokens",
     "TokenChoice",
+    "TokenSelector",
     "TopK",
+    "TopKAttention",
     "TopKLoss",
     "TopKMag",
     "TopKMask",

@@ -1,0 +1,227 @@
+"""Layers that select tokens for each input, and learn which: exactly k in the forward, straight through.
+
+What is selected is found without gradients; the relaxed top-k is then solved among the few entries that
+are selected or compete, which is the same as among all, since what is 0 does not move the threshold. So
+the cost of a backward grows with the slots, and not with the number of tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .._checks import check_positive_int
+from .._maths.select import check_slots, default_capacity
+from ._functions.operators import topk_mask
+from ._modules import HardenedModule, RunningLam
+from ._rows.arguments import Number, check_float_tensor
+
+
+class _Selector(HardenedModule):
+    """k slots in evaluation mode, and a few more for what competes while training."""
+
+    k: int
+
+    def __init__(
+        self, k: int, lam: Number | RunningLam, *, p: float, capacity: int | None = None
+    ) -> None:
+        super().__init__(check_positive_int("k", k), lam, hard_eval=True, p=p)
+        self.capacity = capacity
+        if capacity is not None:
+            check_slots(check_positive_int("capacity", capacity), k, capacity + k)
+
+    def slots(self, n: int) -> int:
+        if self.k > n:
+            raise ValueError(f"k must be in [1, n] with n={n}, got {self.k}")
+        if not self.training:
+            return self.k
+        return default_capacity(self.k, n) if self.capacity is None else min(n, self.capacity)
+
+    def select(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights of the slots ``[..., slots]``, 1 for the k largest scores, and which these are.
+
+        Scores are in decreasing order, so that the first k slots are the hard selection; -inf is no
+        candidate.
+        """
+        relaxed = topk_mask(scores, self.k, self.current_lam, **self.options)
+        rows = scores.numel() // max(scores.shape[-1], 1)
+        self.watch(lambda: (relaxed.detach() > 0) & (relaxed.detach() < 1), rows)
+        selected = torch.arange(scores.shape[-1], device=scores.device) < self.k
+        selected = selected & (scores.detach() > -torch.inf)
+        return selected.to(relaxed.dtype) + (relaxed - relaxed.detach()), selected
+
+
+class SelectedTokens(NamedTuple):
+    """What a ``TokenSelector`` has selected: ``[..., slots]``, and tokens ``[..., slots, dim]``."""
+
+    tokens: Tensor  # times their weights
+    weights: Tensor  # 1 for what is selected, 0 for what competes; both have a derivative
+    indices: Tensor
+    selected: Tensor  # whether a slot is of the k
+
+
+class TokenSelector(_Selector):
+    r"""k of n tokens for each input, by scores that learn from what the rest of the network needs.
+
+    ``scorer`` gives a score to every token, ``[..., n, dim]`` to ``[..., n]`` or ``[..., n, 1]``; by
+    default a linear layer. In ``eval()`` there are k slots, in the order of the tokens. In ``train()``
+    the first k are the same, and the slots after them hold tokens that compete: they are 0 in the
+    forward and have the relaxed derivative in the backward, so that what follows should treat a token
+    that is 0 as none (a sum over slots does). ``mask`` is True where there is a token.
+
+    >>> selector = TokenSelector(k=3, dim=8)
+    >>> selector.eval()(torch.randn(2, 20, 8)).tokens.shape
+    torch.Size([2, 3, 8])
+    """
+
+    def __init__(
+        self,
+        k: int,
+        dim: int,
+        lam: Number | RunningLam = 1.0,
+        *,
+        p: float = 2.0,
+        capacity: int | None = None,
+        scorer: nn.Module | None = None,
+    ) -> None:
+        super().__init__(k, lam, p=p, capacity=capacity)
+        self.scorer = nn.Linear(dim, 1) if scorer is None else scorer
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> SelectedTokens:
+        n = check_float_tensor("x", x).shape[-2]
+        scores = self.scorer(x)
+        scores = scores.squeeze(-1) if scores.ndim == x.ndim else scores
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        best = scores.detach().topk(self.slots(n), dim=-1).indices
+        # The hard selection in the order of the tokens, and then what competes in decreasing order.
+        weights, selected = self.select(scores.gather(-1, best))
+        order = torch.where(selected, best, n + torch.arange(best.shape[-1], device=x.device))
+        order = order.argsort(dim=-1)
+        weights, selected, indices = (v.gather(-1, order) for v in (weights, selected, best))
+        tokens = x.gather(-2, indices.unsqueeze(-1).expand(*indices.shape, x.shape[-1]))
+        tokens = tokens * weights.to(tokens.dtype).unsqueeze(-1)
+        return SelectedTokens(tokens, weights, indices, selected)
+
+
+class PatchSelector(TokenSelector):
+    """k of the square patches of a picture, ``[batch, channels, height, width]``, as tokens.
+
+    Patches come row by row, each as its channels by rows by columns. ``scorer`` sees the patches.
+
+    >>> PatchSelector(k=2, patch=4, channels=1).eval()(torch.randn(3, 1, 16, 12)).tokens.shape
+    torch.Size([3, 2, 16])
+    """
+
+    def __init__(
+        self,
+        k: int,
+        patch: int,
+        channels: int,
+        lam: Number | RunningLam = 1.0,
+        *,
+        p: float = 2.0,
+        capacity: int | None = None,
+        scorer: nn.Module | None = None,
+    ) -> None:
+        dim = channels * patch * patch
+        super().__init__(k, dim, lam, p=p, capacity=capacity, scorer=scorer)
+        self.patch = patch
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> SelectedTokens:
+        height, width = check_float_tensor("x", x).shape[-2:]
+        if height % self.patch or width % self.patch:
+            raise ValueError(
+                f"x must have sides that are multiples of patch={self.patch}, got {tuple(x.shape)}"
+            )
+        patches = nn.functional.unfold(x, self.patch, stride=self.patch)
+        return super().forward(patches.mT, mask)
+
+
+class TopKAttention(_Selector):
+    r"""Attention of each query to k keys, which a small indexer selects, and learns to.
+
+    .. math:: o_i = \frac{\sum_j y_{ij}\, e^{\langle q_i, k_j \rangle/\sqrt{d}}\, v_j}
+                         {\sum_j y_{ij}\, e^{\langle q_i, k_j \rangle/\sqrt{d}}}, \qquad
+              y_i = \mathrm{topk\_mask}(\langle a_i, b_\cdot \rangle / \sqrt{d'}, k, \lambda)
+
+    for each head, with one selection for all of them, by a and b of size d' = ``index_dim``. y is 1 for
+    the k selected keys in the forward, and has the relaxed derivative for these and for the keys that
+    compete. Index scores of all keys are computed for ``chunk`` queries at a time and without
+    gradients: nothing of size L x L is kept, and the backward gathers ``capacity`` keys for every query.
+
+    ``causal=True`` lets a query see no later key; ``mask``, ``[batch, L]``, is True where tokens are.
+    Queries that see no key give 0.
+
+    >>> layer = TopKAttention(dim=32, heads=4, k=4)
+    >>> layer(torch.randn(2, 50, 32)).shape
+    torch.Size([2, 50, 32])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        k: int,
+        lam: Number | RunningLam = 1.0,
+        *,
+        index_dim: int = 32,
+        causal: bool = False,
+        capacity: int | None = None,
+        p: float = 2.0,
+        chunk: int = 512,
+    ) -> None:
+        super().__init__(k, lam, p=p, capacity=capacity)
+        if dim % check_positive_int("heads", heads):
+            raise ValueError(f"dim must be a multiple of heads={heads}, got {dim}")
+        self.heads, self.causal, self.chunk = heads, causal, check_positive_int("chunk", chunk)
+        self.index = nn.Linear(dim, 2 * index_dim, bias=False)
+        self.inputs, self.output = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        batch, length, dim = check_float_tensor("x", x).shape
+        a, b = self.index(x).chunk(2, dim=-1)
+        a = a / math.sqrt(a.shape[-1])
+        at, allowed = self._candidates(a.detach(), b.detach(), mask)
+        scores = (a.unsqueeze(2) * _rows_at(b, at)).sum(dim=-1)
+        y, _ = self.select(scores.masked_fill(~allowed, -torch.inf))
+        q, k, v = self.inputs(x).chunk(3, dim=-1)
+        slots = at.shape[-1]
+        q = q.reshape(batch, length, self.heads, 1, -1) / math.sqrt(dim // self.heads)
+        k, v = (
+            _rows_at(each, at).reshape(batch, length, slots, self.heads, -1).transpose(2, 3)
+            for each in (k, v)
+        )
+        logits = (q * k).sum(dim=-1).masked_fill(~allowed.unsqueeze(2), -torch.inf)
+        top = logits.detach().amax(dim=-1, keepdim=True)
+        weights = (logits - top.nan_to_num(neginf=0.0)).exp() * y.to(logits.dtype).unsqueeze(2)
+        total = weights.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+        out = ((weights / total).unsqueeze(-1) * v).sum(dim=-2)
+        return self.output(out.reshape(batch, length, dim))
+
+    @torch.no_grad()
+    def _candidates(self, a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The keys with the largest index scores, ``[batch, L, slots]``, and which may be seen."""
+        length = a.shape[1]
+        slots, found = self.slots(length), []
+        keys = torch.arange(length, device=a.device)
+        for first in range(0, length, self.chunk):
+            scores = a[:, first : first + self.chunk] @ b.mT
+            if mask is not None:
+                scores = scores.masked_fill(~mask.unsqueeze(1), -torch.inf)
+            if self.causal:
+                later = keys > keys[first : first + self.chunk].unsqueeze(-1)
+                scores = scores.masked_fill(later, -torch.inf)
+            found.append(scores.topk(slots, dim=-1))
+        scores, at = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+        return at, scores > -torch.inf
+
+
+def _rows_at(x: Tensor, at: Tensor) -> Tensor:
+    """x ``[batch, L, dim]`` at indices ``[batch, ...]``."""
+    batch, length, dim = x.shape
+    first = length * torch.arange(batch, device=x.device).reshape(-1, *[1] * (at.ndim - 1))
+    return x.reshape(-1, dim).index_select(0, (at + first).flatten()).reshape(*at.shape, dim)
