@@ -1,8 +1,9 @@
 // Python bindings in the limited C API: arguments, the GIL, and nothing else. Arrays come as addresses
-// (of NumPy arrays and of tensors alike), checked by the callers in sparsetopk.core.
+// (of NumPy arrays and of tensors alike), checked by the callers in sparsetopk._core.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -12,6 +13,7 @@
 #include "cpu.hpp"
 #include "ffi.hpp"
 #include "isotonic.hpp"
+#include "parallel.hpp"
 #include "pieces.hpp"
 #include "problem.hpp"
 #include "selection.hpp"
@@ -25,13 +27,25 @@ T* pointer(Address address) {
   return reinterpret_cast<T*>(static_cast<std::uintptr_t>(address));
 }
 
-// f() while other threads of Python run. Its lock is back afterwards, however f ends.
+// Thrown where a signal has left an exception of Python, as Ctrl-C does.
+struct Interrupted {};
+
+// f() while other threads of Python run. Its lock is back afterwards, however f ends; and in a long f now and then, to
+// look for signals.
 template <class F>
 auto without_lock(F&& f) {
   struct Lock {
     PyThreadState* state = PyEval_SaveThread();
     ~Lock() { PyEval_RestoreThread(state); }
+    static void look(void* self) {
+      Lock& lock = *static_cast<Lock*>(self);
+      PyEval_RestoreThread(lock.state);
+      const bool interrupted = PyErr_CheckSignals() != 0;
+      lock.state = PyEval_SaveThread();
+      if (interrupted) throw Interrupted{};
+    }
   } lock;
+  const sparsetopk::Watch watch(Lock::look, &lock);
   return f();
 }
 
@@ -40,6 +54,8 @@ template <PyCFunction function>
 PyObject* translated(PyObject* self, PyObject* args) {
   try {
     return function(self, args);
+  } catch (const Interrupted&) {
+    return nullptr;
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
   } catch (const std::length_error&) {  // more than a vector may ever hold
@@ -96,6 +112,10 @@ struct Arguments {
             std::size_t(threads)};
   }
   bool known() const {
+    if (!(exponent > 0 && exponent < HUGE_VAL)) {
+      PyErr_SetString(PyExc_ValueError, "exponent must be a positive number");
+      return false;
+    }
     if (op >= 0 && op <= int(sparsetopk::Operator::two_sided) && dtype >= 0 &&
         dtype <= int(sparsetopk::Dtype::bfloat16))
       return true;

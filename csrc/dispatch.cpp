@@ -57,14 +57,14 @@ void for_rows(const Problem& problem, Run run) {
   std::shared_ptr<const ResponseTable> table;
   if (problem.op == Operator::two_sided && !closed) table = response_table(problem.exponent);
   inner.table = table.get();
-  if (problem.threads <= 1 || total < 2 * kGrain || problem.rows < problem.threads) {
-    if (total < 2 * kGrain) inner.threads = 1;
-    run(inner, 0, problem.rows);
-    return;
+  if (total < 2 * kGrain) {
+    inner.threads = 1;
+    return run(inner, 0, problem.rows);
   }
-  inner.threads = 1;
+  const bool shared = problem.threads > 1 && problem.rows >= problem.threads;
+  if (shared) inner.threads = 1;
   const std::size_t at_least = (kGrain + problem.n - 1) / problem.n;
-  const std::size_t even = (problem.rows + 4 * problem.threads - 1) / (4 * problem.threads);
+  const std::size_t even = shared ? (problem.rows + 4 * problem.threads - 1) / (4 * problem.threads) : 1;
   const std::size_t chunk = at_least > even ? at_least : even;
   struct Call {
     const Problem& problem;
@@ -72,7 +72,7 @@ void for_rows(const Problem& problem, Run run) {
     std::size_t chunk;
   } call{inner, run, chunk};
   parallel_for(
-      (problem.rows + chunk - 1) / chunk, problem.threads,
+      (problem.rows + chunk - 1) / chunk, shared ? problem.threads : 1,
       [](void* context, std::size_t i) {
         const Call& call = *static_cast<Call*>(context);
         const std::size_t begin = i * call.chunk, end = begin + call.chunk;

@@ -54,6 +54,7 @@ template <class T>
 void argsort_rows(std::size_t rows, std::size_t n, const T* x, std::int64_t* order) {
   SortWorkspace<T> work(n);
   for (std::size_t row = 0; row < rows; ++row) {
+    look_now_and_then();
     sort_records(x + row * n, n, work);
     for (std::size_t i = 0; i < n; ++i) order[row * n + i] = std::int64_t(work.here[i].index);
   }
@@ -213,6 +214,7 @@ bool permutahedron_forward(double exponent, std::size_t rows, std::size_t n, con
                            const double* lam, T* y, const Saved<T>& saved) {
   Solver solver(PhiName::identity, exponent, {x, sizeof(T), rows, n}, w);
   for (std::size_t row = 0; row < rows; ++row) {
+    look_now_and_then();
     const std::size_t at = row * n;
     if (!solver.solve(row, lam[row])) return false;
     with_power(exponent, [&](const auto& power) {
@@ -235,6 +237,7 @@ void permutahedron_backward(double exponent, std::size_t rows, std::size_t n, co
                             double floor) {
   with_power(exponent, [&](const auto& power) {
     for (std::size_t row = 0; row < rows; ++row) {
+      look_now_and_then();
       const std::size_t at = row * n, w_at = single_w ? 0 : at;
       const Saved<T> one{saved.order + at, saved.first + at, dw == nullptr ? nullptr : saved.w_order + w_at,
                          saved.d + at};
@@ -262,6 +265,7 @@ void solve_isotonic(PhiName phi, double exponent, std::size_t rows, std::size_t 
                     const double* lam, double* d, std::int64_t* block) {
   Workspace work(n);
   for (std::size_t row = 0; row < rows; ++row) {
+    look_now_and_then();
     const std::size_t at = row * n;
     solve_row(phi, exponent, Row{s + at, w + at, lam[row], n}, work, d + at, block + at);
   }

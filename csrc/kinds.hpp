@@ -30,9 +30,8 @@ struct Mask : P {
   double top(double) const { return 1; }
   double prime(double) const { return 1; }
   double second() const { return 0; }
-  double inverse(double y) const { return P::exponent == 1 ? y : ::pow(y, 1 / P::exponent); }
   double alone(double, double) const { return 1; }
-  double penalty(double y) const { return y * inverse(y) * (P::exponent / (P::exponent + 1)); }
+  double penalty(double y) const { return y * P::inverse(y) * (P::exponent / (P::exponent + 1)); }
   double conjugate(double t) const {
     return t > 0 ? P::response(t) * t / (P::exponent + 1) : 0.0;
   }
@@ -49,24 +48,10 @@ template <class P>
 struct Magnitude : P {
   static constexpr bool kAbsolute = true, kFloor = false, kMagnitude = true;
   static constexpr double zero = 0;
-  double top(double v) const { return v > 0 ? (P::exponent == 1 ? v : ::pow(v, 1 / P::exponent)) : 0; }
+  double top(double v) const { return v > 0 ? P::inverse(v) : 0; }
   double prime(double v) const { return v; }
   double second() const { return 1; }
-  // d >= 0 with d^e + lam d = a, by Newton from above: the left side is increasing, convex or concave.
-  double alone(double a, double lam) const {
-    if (!(a > 0)) return 0;
-    if (P::exponent == 1) return a / (1 + lam);
-    double lo = 0, hi = smaller(::pow(a, 1 / P::exponent), a / lam), d = hi;
-    for (int i = 0; i < 200; ++i) {
-      const double power = ::pow(d, P::exponent), value = power + lam * d - a;
-      (value > 0 ? hi : lo) = d;
-      double next = d - value / (P::exponent * power / d + lam);
-      if (!(next > lo && next < hi)) next = lo + (hi - lo) / 2;
-      if (::fabs(next - d) <= 1e-16 * d) break;
-      d = next;
-    }
-    return d;
-  }
+  double alone(double a, double lam) const { return P::lone(lam, a); }
 };
 
 // The two-sided p-norm, on [-1, 1]. The smaller of y and 1 - y is computed, which keeps its relative precision.

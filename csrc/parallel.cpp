@@ -1,6 +1,7 @@
 #include "parallel.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <memory>
@@ -15,6 +16,22 @@
 namespace sparsetopk {
 namespace {
 
+// What the Watch of this thread is.
+struct Looking {
+  void (*look)(void*) = nullptr;
+  void* context = nullptr;
+  std::chrono::steady_clock::time_point last{};
+
+  void now_and_then() {
+    if (look == nullptr) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last < std::chrono::milliseconds(50)) return;
+    last = now;
+    look(context);
+  }
+};
+thread_local Looking looking;
+
 struct Job {
   std::size_t count;
   void (*run)(void*, std::size_t);
@@ -26,7 +43,10 @@ struct Job {
   // The first exception is kept for the thread that has the job, and nothing new is begun after it.
   void work() noexcept {
     try {
-      for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) run(context, i);
+      for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
+        looking.now_and_then();
+        run(context, i);
+      }
     } catch (...) {
       next.store(count, std::memory_order_relaxed);
       if (!failed.exchange(true)) error = std::current_exception();
@@ -94,6 +114,10 @@ const int at_fork = pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
 #endif
 
 }  // namespace
+
+Watch::Watch(void (*look)(void*), void* context) { looking = {look, context, std::chrono::steady_clock::now()}; }
+Watch::~Watch() { looking = {}; }
+void look_now_and_then() { looking.now_and_then(); }
 
 void parallel_for(std::size_t count, std::size_t threads, void (*run)(void*, std::size_t), void* context) {
   Job job{count, run, context};

@@ -11,4 +11,17 @@ namespace sparsetopk {
 // an empty pool.
 void parallel_for(std::size_t count, std::size_t threads, void (*run)(void*, std::size_t), void* context);
 
+// While it lives, jobs of this thread call look(context) from it, every twentieth of a second at most: it may throw, which ends
+// the job as an exception of run does.
+class Watch {
+ public:
+  Watch(void (*look)(void*), void* context);
+  ~Watch();
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+};
+
+// The same for a loop that is no job.
+void look_now_and_then();
+
 }  // namespace sparsetopk

@@ -75,14 +75,14 @@ double increasing_root(const F& f, double lo, double hi, double start) {
   return best;
 }
 
-// |t|^e and its slope for t of either sign; for p > 2 the slope has a bound, as in regularizers.py.
+// |t|^e and its slope for t of either sign.
 template <class P>
 double response(const P& power, double t) {
   return std::copysign(power.response(std::fabs(t)), t);
 }
 template <class P>
 double slope(const P& power, double t) {
-  return power.slope(power.exponent < 1 ? std::max(std::fabs(t), 1e-140) : std::fabs(t));
+  return power.slope(std::fabs(t));
 }
 
 // prime and second are phi' and phi''; alone is d of an entry that shares its threshold with no other,
@@ -92,10 +92,7 @@ struct Identity {
   double second(double) const { return 0; }
   template <class P>
   double alone(double, double w, double, const P& power) const {
-    if (power.exponent == 1) return w;
-    if (power.exponent == 2) return std::copysign(std::sqrt(std::fabs(w)), w);
-    if (power.exponent == 3) return std::cbrt(w);
-    return std::copysign(std::pow(std::fabs(w), 1 / power.exponent), w);
+    return std::copysign(power.inverse(std::fabs(w)), w);
   }
 };
 
@@ -105,17 +102,7 @@ struct HalfSquare {
   // d^e + lam w d = w s
   template <class P>
   double alone(double s, double w, double lam, const P& power) const {
-    const double linear = lam * w, target = w * s, e = power.exponent;
-    if (!(target > 0)) return 0;
-    if (e == 1) return target / (1 + linear);
-    if (e == 2) return target / (linear / 2 + std::hypot(linear / 2, std::sqrt(target)));
-    const double most = std::min(std::pow(target, 1 / e), std::numeric_limits<double>::max());
-    const double hi = linear > 0 ? std::min(most, target / linear) : most;
-    const auto equation = [&](double d) {
-      const double y = power.response(d);
-      return At{y + linear * d - target, slope(power, d) + linear, target};
-    };
-    return increasing_root(equation, 0, hi, hi);
+    return power.lone(lam * w, w * s);
   }
 };
 

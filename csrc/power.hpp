@@ -1,4 +1,5 @@
-// t^e and its slope, with e = q - 1 = 1/(p - 1): the response of the p-norm, for t >= 0.
+// t^e, its slope and its inverse, with e = q - 1 = 1/(p - 1): the response of the p-norm, for t >= 0. One copy for the
+// kernels and for PAV.
 #pragma once
 
 #include <cmath>
@@ -13,6 +14,22 @@ namespace SPARSETOPK_LEVEL {
 struct Response {
   double value, slope;
 };
+
+// d >= 0 with d^e + linear d = target > 0, from above: the left side is increasing, and convex or concave.
+template <class P>
+double lone_by_newton(const P& power, double linear, double target) {
+  const double e = power.exponent, most = power.inverse(target), other = target / linear;
+  double lo = 0, hi = other < most ? other : most, d = hi;
+  for (int i = 0; i < 200; ++i) {
+    const double y = power.response(d), value = y + linear * d - target;
+    (value > 0 ? hi : lo) = d;
+    double next = d - value / (e * y / d + linear);
+    if (!(next > lo && next < hi)) next = lo + (hi - lo) / 2;
+    if (::fabs(next - d) <= 1e-16 * d) break;
+    d = next;
+  }
+  return d;
+}
 
 // For the exponents that have a closed form, and (E = 0) for any other. S(t) vectorises (kVector), and costs a
 // few multiplications at most (kCheap).
@@ -31,6 +48,18 @@ struct Power {
     if constexpr (E == 3) return 3 * t * t;
   }
   Response at(double t) const { return {response(t), slope(t)}; }
+  double inverse(double y) const {
+    if constexpr (E == 1) return y;
+    if constexpr (E == 2) return ::sqrt(y);
+    if constexpr (E == 3) return ::cbrt(y);
+  }
+  // d >= 0 with d^e + linear d = target: of an entry that shares its threshold with no other, for phi = x^2/2.
+  double lone(double linear, double target) const {
+    if (!(target > 0)) return 0;
+    if constexpr (E == 1) return target / (1 + linear);
+    if constexpr (E == 2) return target / (linear / 2 + ::hypot(linear / 2, ::sqrt(target)));
+    if constexpr (E == 3) return lone_by_newton(*this, linear, target);
+  }
 };
 
 template <>
@@ -51,6 +80,11 @@ struct Power<0> {
     const double value = response(t);
     return {value, t > 0 ? exponent * (value / t) : 0.0};
   }
+  double inverse(double y) const {
+    const double t = ::pow(y, 1 / exponent);
+    return t > 1.7976931348623157e308 ? 1.7976931348623157e308 : t;
+  }
+  double lone(double linear, double target) const { return target > 0 ? lone_by_newton(*this, linear, target) : 0; }
 };
 
 }  // namespace SPARSETOPK_LEVEL

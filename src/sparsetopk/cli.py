@@ -15,6 +15,8 @@ from ._core import native
 from .experiments import EXPERIMENTS
 from .experiments.runs import ExperimentError, Options
 
+_MOST = 10_000  # seeds or threads
+
 _ABOUT = {
     "figures": "what the operators look like (Fig. 1 to 3 and those of the appendix)",
     "timing": "runtime against n (Fig. 4)",
@@ -77,6 +79,10 @@ def _reproduce(arguments: argparse.Namespace) -> None:
 def _device(name: str) -> str:
     import torch
 
+    if name == "meta":
+        raise ExperimentError(
+            "--device: meta holds no numbers; expected one that computes, e.g. cpu"
+        )
     if name == "auto":
         accelerator = torch.accelerator.current_accelerator()
         return "cpu" if accelerator is None else accelerator.type
@@ -95,8 +101,8 @@ def _report(arguments: argparse.Namespace) -> None:
 
 def _count(text: str) -> int:
     value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    if not 1 <= value <= _MOST:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {_MOST}, got {value}")
     return value
 
 
@@ -186,7 +192,7 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    except ExperimentError as error:
+    except (ExperimentError, OSError) as error:
         print(f"sparsetopk: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

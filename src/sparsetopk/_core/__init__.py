@@ -31,8 +31,22 @@ else:
 
 __all__ = ["THREADS", "Solved", "native", "solve"]
 
+
+def _threads(text: str) -> int:
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_THREADS:
+        return int(text)
+    warnings.warn(
+        f"SPARSETOPK_THREADS must be a number from 1 to {_MOST_THREADS}, got {text!r}; 1 is used",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return 1
+
+
+_MOST_THREADS = 1024
+
 #: How many threads NumPy calls may use; tensors use what torch allows.
-THREADS = int(os.environ.get("SPARSETOPK_THREADS", "1"))
+THREADS = _threads(os.environ.get("SPARSETOPK_THREADS", "1"))
 
 _FLOAT64 = layout.DTYPES["float64"]
 

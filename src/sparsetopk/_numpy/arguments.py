@@ -93,6 +93,14 @@ class Rows:
         with np.errstate(over="ignore"):
             return self.unflatten(rows).astype(self.dtype)
 
+    def restore_derivative(self, rows: Array) -> FloatArray:
+        """The same for a derivative: as large as the dtype has it, where a slope is larger."""
+        return self.restore(self._bounded(rows))
+
+    def _bounded(self, values: Array) -> Array:
+        limit = float(np.finfo(self.dtype).max)
+        return np.clip(values, -limit, limit)
+
     def restore_scalars(self, rows: Array) -> FloatArray:
         """(m, 1) back to the input's shape without the axis."""
         with np.errstate(over="ignore"):
@@ -100,6 +108,7 @@ class Rows:
 
     def restore_matrices(self, matrices: Array) -> FloatArray:
         """(m, n, n) with the leading axes of the input in front."""
+        matrices = self._bounded(matrices)
         with np.errstate(over="ignore"):
             return matrices.reshape((*self._leading, *matrices.shape[1:])).astype(self.dtype)
 

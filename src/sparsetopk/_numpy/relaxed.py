@@ -173,7 +173,7 @@ class Evaluated:
         )
         if rows.data.size == 0:
             return rows.restore(rows.data)
-        return rows.restore(self._tangent(tangents) + 0.0)
+        return rows.restore_derivative(self._tangent(tangents) + 0.0)
 
     def vjp(self, dy: ArrayLike) -> TopKCotangents:
         problem, rows = self.problem, self.problem.rows
@@ -187,7 +187,7 @@ class Evaluated:
             if self.times_x:
                 dx = dx + replace(self, times_x=False).y * g
         return TopKCotangents(
-            rows.restore(dx + 0.0), rows.sum_to(dk, self.k), rows.sum_to(dlam, self.lam)
+            rows.restore_derivative(dx + 0.0), rows.sum_to(dk, self.k), rows.sum_to(dlam, self.lam)
         )
 
     def jacobian(self) -> FloatArray:

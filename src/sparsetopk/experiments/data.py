@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .runs import ExperimentError, Options
+from .runs import ExperimentError, Options, whole_file
 
 CHUNK = 1 << 20
 
@@ -60,25 +60,26 @@ def _hash(path: Path) -> str:
 
 
 def _download(url: str, path: Path, sha256: Collection[str]) -> Path:
-    unfinished = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with urllib.request.urlopen(url, timeout=60) as source, unfinished.open("wb") as file:
-            size = int(source.headers.get("Content-Length", 0)) or None
-            with tqdm(total=size, unit="B", unit_scale=True, desc=path.name) as bar:
-                while chunk := source.read(CHUNK):
-                    file.write(chunk)
-                    bar.update(len(chunk))
+        with whole_file(path) as unfinished:
+            _fetch(url, unfinished, path.name)
+            if (found := _hash(unfinished)) not in sha256:
+                raise ExperimentError(
+                    f"{url} is corrupt: its SHA-256 is {found}, not {' or '.join(sha256)}"
+                )
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise ExperimentError(
             f"{path.name} is missing and could not be downloaded from {url}: {error}; "
             "say where it is with --data-dir or SPARSETOPK_DATA"
         ) from error
-    if (found := _hash(unfinished)) not in sha256:
-        unfinished.unlink()
-        raise ExperimentError(
-            f"{url} is corrupt: its SHA-256 is {found}, not {' or '.join(sha256)}"
-        )
-    os.replace(unfinished, path)
     return path
+
+
+def _fetch(url: str, path: Path, name: str) -> None:
+    with urllib.request.urlopen(url, timeout=60) as source, path.open("wb") as file:
+        size = int(source.headers.get("Content-Length", 0)) or None
+        with tqdm(total=size, unit="B", unit_scale=True, desc=name) as bar:
+            while chunk := source.read(CHUNK):
+                file.write(chunk)
+                bar.update(len(chunk))

@@ -80,13 +80,13 @@ def draw(found: dict[str, Any], path: Path) -> None:
     axes[0].legend(frameon=False)
     axes[2].legend(frameon=False)
     tidy(*axes)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot().close(figure)
 
 
 def main(out: Path) -> str:
     """Draws ``demo.png``; the text to print."""
+    out.mkdir(parents=True, exist_ok=True)  # before a minute is spent, if it cannot be
     found = train_all()
     picture = out / "demo.png"
     draw(found, picture)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 from html import escape
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import EXPERIMENTS
-from .runs import Claim, ExperimentError
+from .runs import Claim, ExperimentError, whole_file
 
 # What is to be judged, for experiments that have not been run: the claim, and the paper's figure.
 PAPER = {
@@ -78,10 +77,9 @@ def write(directory: Path) -> Path:
     if not any(part.result for part in parts):
         raise ExperimentError(f"{directory} has no results: no */result.json of an experiment")
     path = directory / "report.html"
-    unfinished = path.with_name(path.name + ".part")
     try:
-        unfinished.write_text(page(parts), encoding="utf-8")
-        os.replace(unfinished, path)
+        with whole_file(path) as unfinished:
+            unfinished.write_text(page(parts), encoding="utf-8")
     except OSError as error:
         raise ExperimentError(f"cannot write {path}: {error}") from error
     return path
@@ -98,8 +96,12 @@ def read(directory: Path, name: str) -> Part:
     except ValueError as error:
         raise ExperimentError(f"{path} is corrupt: {error}") from error
     module = import_module(f".{name}", __package__)
-    pictures = _pictures(module, result, path)
-    return Part(name, module.TITLE, module.claims(result), result, pictures, module.tables(result))
+    try:
+        pictures = _pictures(module, result, path)
+        claims, tables = module.claims(result), module.tables(result)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ExperimentError(f"{path} is not what {name} has written: {error!r}") from error
+    return Part(name, module.TITLE, claims, result, pictures, tables)
 
 
 def _pictures(module: Any, result: dict[str, Any], path: Path) -> dict[Path, str]:

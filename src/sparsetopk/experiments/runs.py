@@ -15,7 +15,10 @@ import dataclasses
 import json
 import os
 import platform
-from collections.abc import Callable
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -62,15 +65,19 @@ class Checkpoint:
 
         if not self.path.exists():
             return None
-        saved = torch.load(self.path, weights_only=True)
-        return saved["state"] if saved["settings"] == self.settings else None
+        try:
+            saved = torch.load(self.path, weights_only=True)
+            settings, state = saved["settings"], saved["state"]
+        except Exception as error:  # whatever a file that is no checkpoint makes torch raise
+            set_aside(self.path, error)
+            return None
+        return state if settings == self.settings else None
 
     def save(self, state: Any) -> None:
         import torch
 
-        unfinished = self.path.with_suffix(".part")
-        torch.save({"settings": self.settings, "state": state}, unfinished)
-        os.replace(unfinished, self.path)
+        with whole_file(self.path) as unfinished:
+            torch.save({"settings": self.settings, "state": state}, unfinished)
 
 
 class Book:
@@ -96,10 +103,9 @@ class Book:
         under the key "seconds"; the rest must be the same every time."""
         path = self.directory / "runs" / f"{name}.json"
         settings = json.loads(json.dumps(settings))
-        if path.exists():
-            known: dict[str, Any] = json.loads(path.read_text())
-            if known["settings"] == settings:
-                return known["results"]
+        known = _known(path)
+        if known is not None and known["settings"] == settings:
+            return known["results"]
         checkpoint = Checkpoint(path.with_suffix(".checkpoint"), settings)
         results = make(checkpoint)
         write_json(path, {"settings": settings, "results": results})
@@ -129,11 +135,47 @@ def versions() -> dict[str, str]:
     return found
 
 
+def _known(path: Path) -> dict[str, Any] | None:
+    """What a finished run has left, or None."""
+    if not path.exists():
+        return None
+    try:
+        known = json.loads(path.read_text())
+        if not (isinstance(known, dict) and isinstance(known.get("results"), dict)):
+            raise ValueError("it has no results of a run")
+        return {"settings": known.get("settings"), "results": known["results"]}
+    except ValueError as error:
+        set_aside(path, error)
+        return None
+
+
+def set_aside(path: Path, error: Exception) -> None:
+    """Renames a file that cannot be used, so that what it stood for is made again."""
+    aside = path.with_name(path.name + ".corrupt")
+    os.replace(path, aside)
+    print(f"sparsetopk: {path} is corrupt ({error}); it is now {aside.name}", file=sys.stderr)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A new file that takes the place of ``path`` when all of it is written, or else is no more."""
+    handle, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".part", dir=path.parent)
+    unfinished = Path(name)
+    try:
+        os.close(handle)
+        umask = os.umask(0)
+        os.umask(umask)
+        unfinished.chmod(0o666 & ~umask)  # as any other file, and not for its owner alone
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
 def write_json(path: Path, content: Any) -> None:
     """The file is there whole or not at all."""
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(json.dumps(content, indent=1, default=_plain) + "\n")
-    os.replace(unfinished, path)
+    with whole_file(path) as unfinished:
+        unfinished.write_text(json.dumps(content, indent=1, default=_plain) + "\n")
 
 
 def _plain(value: Any) -> Any:

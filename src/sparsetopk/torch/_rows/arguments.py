@@ -49,7 +49,7 @@ def is_plain(*values: object) -> bool:
 
 def is_transformed() -> bool:
     """Whether ``torch.func`` is at work, or forward mode: more may be asked for than a backward."""
-    return is_transforming() or forward_ad._current_level >= 0
+    return is_transforming() or in_forward_mode()
 
 
 def is_ordinary(value: Tensor) -> bool:

@@ -1,0 +1,76 @@
+"""What is steep or large: p > 2, whose S has no bounded slope, tiny lam, k close to a whole number."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import sparsetopk
+from sparsetopk._core import native, solve
+from sparsetopk._maths.operator import MASK, Operator
+
+needs_core = pytest.mark.skipif(native is None, reason="the compiled core is not there")
+
+
+@needs_core
+@pytest.mark.parametrize("p", [3.0, 6.0, 12.0, 20.0])
+@pytest.mark.parametrize("lam", [1e-3, 0.1, 10.0])
+def test_the_sum_is_k_for_large_p(p, lam):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 64))
+    k = rng.choice([1.0, 5.0, 5.5, 20.0, 40.0], size=(300, 1))
+    y = sparsetopk.topk_mask(x, k, lam, p=p)
+    assert (np.abs(y.sum(-1, keepdims=True) - k) / k).max() <= 1e-9
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("topk_mask", {}),
+        ("topk_mask", {"two_sided": True}),
+        ("topk_sign", {}),
+        ("topk_mag", {}),
+        ("topk_mag", {"debias": False}),
+    ],
+)
+@pytest.mark.parametrize("p", [1.2, 2.0, 3.0, 6.0])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_cotangents_are_finite(name, options, p, dtype):
+    limit = float(np.finfo(dtype).max)
+    for scale in (0.0, 1e-5, 1.0, 1e20, 1e38):
+        x = np.array([3.0, 3.0, 1.0, -2.0, 0.0]) * scale
+        x = np.clip(x, -limit, limit).astype(dtype)
+        for lam in (1e-10, 1e-5, 1.0, 1e10):
+            for k in (1.0, 2.5, 5.0):
+                g = np.array([1, -2, 3, 4, 5], dtype)
+                found = getattr(sparsetopk, name + "_vjp")(x, k, lam, dy=g, p=p, **options)
+                assert np.isfinite(found.x).all(), (x, lam, k)
+                assert np.isfinite(found.k), (x, lam, k)
+                assert np.isfinite(found.lam), (x, lam, k)
+
+
+@pytest.mark.parametrize("p", [1.1, 1.2, 1.5])
+def test_debiased_magnitude_close_to_a_whole_k(p):
+    torch = pytest.importorskip("torch")
+    st = pytest.importorskip("sparsetopk.torch")
+    x = np.random.default_rng(1).normal(size=(200, 12)).astype(np.float32)
+    for above in (1e-6, 1e-7, 1e-8):
+        k = 5 + above
+        want = sparsetopk.topk_mag(x.astype(np.float64), k, 1.0, p=p)
+        y = st.topk_mag(torch.from_numpy(x), k, 1.0, p=p)
+        assert np.abs(y.numpy() - want).max() <= 1e-4
+
+
+@needs_core
+def test_a_long_call_can_be_stopped():
+    x = np.random.default_rng(0).normal(size=(20_000, 1000))
+    one = np.ones((len(x), 1))
+    native.entries_read()
+    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):  # all of it takes a second or two
+        solve(Operator(MASK, 5.0), x, 100 * one, 10 * one)
+    assert native.entries_read() < x.size
