@@ -17,7 +17,7 @@ from ..._checks import check_exponent, check_solver
 from ..._maths.operator import Operator
 from ..._types import Solver, SolverOptions
 from .._fused.kernels import PLAIN
-from .._private import (
+from .._private import (, in_forward_mode
     dispatch_modes,
     has_storage,
     is_tracing,
