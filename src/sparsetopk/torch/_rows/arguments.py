@@ -21,6 +21,7 @@ from .._private import (
     dispatch_modes,
     has_storage,
     in_forward_mode,
+    is_tracing,
     is_transforming,
     is_zerotensor,
 )
@@ -37,7 +38,7 @@ def is_plain(*values: object) -> bool:
     That is: on the CPU, and neither traced, nor transformed by ``torch.func``, nor in forward mode,
     nor with something still to be done to what is in memory.
     """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+    if torch.compiler.is_compiling() or is_tracing():
         return False
     if is_transforming() or dispatch_modes() or in_forward_mode():
         return False
