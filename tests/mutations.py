@@ -156,12 +156,6 @@ KERNELS = [
         "return a / (1 - lam);",
     ),
     Mutation(
-        "factor: the slope of the two-sided response for p = 2",
-        "kinds.hpp",
-        "return {(1 + t) / 2, 0.5};",
-        "return {(1 + t) / 2, 1.0};",
-    ),
-    Mutation(
         "guard: the threshold of signs is not below 0",
         "kinds.hpp",
         "kAbsolute = true, kFloor = true;",

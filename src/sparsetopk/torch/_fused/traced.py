@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..._maths.operator import Operator
+from .._private import in_forward_mode, is_transforming
 from .._rows import product
 from .._rows.arguments import Number, Rows
 from .._rows.product import times_finite
@@ -36,8 +36,8 @@ def takes(*values: object) -> bool:
     forward mode have derivatives that only ordinary operations give."""
     return (
         torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
+        and not is_transforming()
+        and not in_forward_mode()
         and all(value.is_cpu for value in values if isinstance(value, Tensor))
     )
 
