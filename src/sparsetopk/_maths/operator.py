@@ -29,10 +29,11 @@ class Operator(NamedTuple):
     @property
     def is_compiled(self) -> bool:
         """Whether the compiled core, where it is there, has this operator."""
-        # Where the two-sided response has a closed form. Written here, as torch.compile may take numbers
-        # at the top of a module for variables.
-        closed = self.exponent in (1.0, 2.0, 3.0)
-        return self.op in (MASK, MAGNITUDE, SIGN) or (self.op == TWO_SIDED and closed)
+        # The two-sided one for p from 1.05 to 20, up to rounding. Written here, as torch.compile may
+        # take numbers at the top of a module for variables.
+        if self.op == TWO_SIDED:
+            return 0.999 / 19 <= self.exponent <= 20.001
+        return self.op in (MASK, MAGNITUDE, SIGN)
 
     @property
     def phi_name(self) -> PhiName:

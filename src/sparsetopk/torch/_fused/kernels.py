@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._core import native
+from ..._core import layout, native
 from ..._maths.operator import Operator
 
-DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+DTYPES = {getattr(torch, name): number for name, number in layout.DTYPES.items()}
 PLAIN = (Tensor, torch.nn.Parameter)
 
 
