@@ -490,7 +490,7 @@ def fsdp_errors(group):
         ({}, "scope, on sharded parameters, must be one of 'global', got 'tensor'"),
         (
             {"scope": "global", "unit": "row"},
-            "unit, on sharded parameters, must be one of 'weight'",
+            "unit, on sharded parameters, must be 'weight'",
         ),
         (
             {"scope": "global", "lam": prune.ChooseLam()},

@@ -29,8 +29,8 @@ class Operator(NamedTuple):
     @property
     def is_compiled(self) -> bool:
         """Whether the compiled core, where it is there, has this operator."""
-        # The two-sided one for p from 1.05 to 20, up to rounding. Here, as torch.compile may take
-        # numbers at the top of a module for variables.
+        # The two-sided one for p from 1.05 to 20, up to rounding. Written here, as torch.compile may
+        # take numbers at the top of a module for variables.
         if self.op == TWO_SIDED:
             return 0.999 / 19 <= self.exponent <= 20.001
         return self.op in (MASK, MAGNITUDE, SIGN)

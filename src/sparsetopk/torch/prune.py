@@ -19,17 +19,16 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
 from .._checks import check_choice, check_exponent, check_positive_int
-from ._prune.pruned import Group, Operator, Pruned, PrunedShard, Settings, beside, count_units
+from ._prune.pruned import Frozen, Group, Operator, Pruned, PrunedShard, Settings, beside
 from ._prune.schedules import ChooseLam, KeepSchedule, LamSchedule, Schedule, check_schedules
 from ._prune.targets import (
-    MODULES,
     Keep,
     Names,
     Target,
@@ -39,16 +38,18 @@ from ._prune.targets import (
     find_targets,
     parametrizations,
 )
+from ._prune.units import Pattern, Unit, Weights, unit_of
 from ._rows.arguments import check_lam, check_number
 from ._spread.groups import Shared
 
 __all__ = [
-    "MODULES",
     "ChooseLam",
+    "Coverage",
     "KeepSchedule",
     "LamSchedule",
     "Pruner",
     "Row",
+    "erdos_renyi",
     "finalize",
     "prune",
     "report",
@@ -65,12 +66,30 @@ class Row(NamedTuple):
     fractional: int  # of these, the ones that are neither left out nor as they were
 
 
-class Pruner:
-    """What ``prune`` returns: it steps the schedules, as one steps those of a learning rate."""
+class Coverage(NamedTuple):
+    """How much of a model is pruned."""
 
-    def __init__(self, groups: list[Group], schedules: tuple[Schedule, ...]) -> None:
-        self._groups, self._schedules = groups, schedules
+    pruned: int  # weights of pruned parameters
+    total: int  # of all parameters
+    left_out: tuple[str, ...]  # parameters with rows and columns that are not pruned
+
+    def __str__(self) -> str:
+        share = f"{self.pruned:,d} of {self.total:,d} weights ({self.pruned / self.total:.1%})"
+        return share + (f"; left out: {', '.join(self.left_out)}" if self.left_out else "")
+
+
+class Pruner:
+    """What ``prune`` returns: it steps the schedules, as one steps those of a learning rate, and its
+    ``coverage`` says how much of the model is pruned, and what is not."""
+
+    def __init__(
+        self, groups: list[Group], schedules: tuple[Schedule, ...], coverage: Coverage
+    ) -> None:
+        self._groups, self._schedules, self.coverage = groups, schedules, coverage
         self._move(0)
+
+    def __repr__(self) -> str:
+        return f"Pruner({self.coverage})"
 
     def _move(self, step: int) -> None:
         for group in self._groups:
@@ -94,7 +113,7 @@ class Pruner:
 
 def prune(
     model: torch.nn.Module,
-    keep: Keep | Mapping[str | type[torch.nn.Module], Keep] = 0.1,
+    keep: Keep | Mapping[str | type[torch.nn.Module], Keep] | None = None,
     lam: float | ChooseLam | None = None,
     *,
     p: float | None = None,
@@ -102,7 +121,7 @@ def prune(
     modules: Names | None = None,
     exclude: Names | None = None,
     schedule: Schedule | Sequence[Schedule] | None = None,
-    unit: Literal["weight", "row"] = "weight",
+    unit: Unit = "weight",
     operator: Operator | None = None,
     lam_scale: Literal["rms"] | None = None,
     straight_through: bool = False,
@@ -110,21 +129,26 @@ def prune(
 ) -> Pruner:
     """Parametrise weights of a model, in place, by ``topk_mag``.
 
-    - ``keep``: a float is the share that is kept, an int the number; for all, or a mapping from names
-      or module types to it (what no key matches stays as it is). Of each tensor by itself
-      (``scope="tensor"``), or of all of them together ("global").
+    - ``keep``: a float is the share that is kept (0.1 by default), an int the number; for all, or a
+      mapping from names or module types to it (what no key matches stays as it is). Of each tensor by
+      itself (``scope="tensor"``), or of all of them together ("global"); ``erdos_renyi`` makes a
+      mapping.
     - ``steps``: for how many steps the model will be trained. What is kept then goes down from all in
       the first half of them, by a ``KeepSchedule``: call ``step()`` of the result after every one.
     - ``lam``: how far the selection is relaxed, 0 is hard; or a ``ChooseLam``. ``lam_scale="rms"`` takes
       it in units of the weights' root mean square to the power 2 - p (for p = 2 it is a pure number).
       By default lam is 0 with ``steps``; without, it is 1 in these units, with p = 4/3 (on sharded
       parameters p = 2): what did well in each case. With a lam, p is 2 by default.
-    - ``modules``, ``exclude``: module types, and names of modules or parameters. By default the weights
-      of linear, convolution and embedding layers; a name of a container means those below it, and
-      the full name of a parameter that one, whatever the module.
+    - ``modules``, ``exclude``: module types, and names of modules or parameters; or a function of the
+      name of a parameter and the parameter. By default every ``weight`` that is at least a matrix
+      (linear, convolution and embedding layers, the ``Conv1D`` of GPT-2), and the projections of
+      ``MultiheadAttention``; a name of a container means those below it, and the full name of a
+      parameter that one, whatever the module. ``Pruner.coverage`` says what was left out.
       Parameters that are tied stay so, and count once; all their owners must be chosen alike.
     - ``schedule``: a ``KeepSchedule``, a ``LamSchedule``, or both.
-    - ``unit="row"`` keeps whole rows, by their norm, and counts rows.
+    - ``unit="row"`` keeps whole rows, by their norm, and counts rows; a pair such as (16, 16) blocks of
+      a matrix. "2:4" keeps 2 of every 4 weights that follow each other in a row, which sparse tensor
+      cores can use; there is no ``keep`` then.
     - ``operator(w, k)`` replaces ``topk_mag``: it is given the weights (or norms) as a vector.
     - ``straight_through=True``: exactly k weights in the forward, the relaxed gradient in the backward.
 
@@ -137,7 +161,8 @@ def prune(
     [512, 80]
     """
     check_choice("scope", scope, ("tensor", "global"))
-    check_choice("unit", unit, ("weight", "row"))
+    kind = unit_of(unit)
+    keep = _keep_by_default(keep, kind, scope, lam, operator)
     if lam_scale not in (None, "rms"):
         raise ValueError(f"lam_scale must be None or 'rms', got {lam_scale!r}")
     if p is not None:
@@ -154,10 +179,10 @@ def prune(
     sharded = any(hasattr(target.weight, "placements") for target in targets)  # DTensors
     if relaxed and not sharded:
         p, lam_scale = 4 / 3 if p is None else p, "rms"
-    settings = Settings(2.0 if p is None else p, unit, operator, lam_scale, straight_through)
+    settings = Settings(2.0 if p is None else p, kind, operator, lam_scale, straight_through)
     first_lam = lam if isinstance(lam, ChooseLam) else float(lam)
     parts = [targets] if scope == "global" else by_weight(targets)
-    schedules = check_schedules(schedule)
+    schedules, coverage = check_schedules(schedule), _coverage(model, targets)
     groups = [_group(part, settings, first_lam) for part in parts]
     if sharded:
         from ._prune import fsdp  # which needs torch.distributed
@@ -168,7 +193,67 @@ def prune(
     else:
         for group, part in zip(groups, parts, strict=True):  # every argument is checked by now
             _register(group, part)
-    return Pruner(groups, schedules)
+    return Pruner(groups, schedules, coverage)
+
+
+def _keep_by_default(
+    keep: Any, unit: Weights, scope: str, lam: float | ChooseLam | None, operator: Operator | None
+) -> Any:
+    """What is kept of every tensor, or of every m weights."""
+    if not isinstance(unit, Pattern):
+        return 0.1 if keep is None else keep
+    name = f"when unit='{unit.n}:{unit.m}'"
+    if keep is not None:
+        raise ValueError(f"keep must be None {name}, which says it, got {keep!r}")
+    check_choice(f"scope, {name},", scope, ("tensor",))
+    if isinstance(lam, ChooseLam) or operator is not None:
+        given = lam if isinstance(lam, ChooseLam) else operator
+        raise ValueError(f"lam must be a number and operator None {name}, got {given!r}")
+    return unit.n
+
+
+def _coverage(model: torch.nn.Module, targets: list[Target]) -> Coverage:
+    parameters = {id(w): (name, w) for name, w in model.named_parameters()}
+    pruned = {id(w): w.numel() for w in distinct(targets)}
+    left_out = tuple(
+        name for key, (name, w) in parameters.items() if key not in pruned and w.ndim > 1
+    )
+    total = sum(w.numel() for _, w in parameters.values())
+    return Coverage(sum(pruned.values()), total, left_out)
+
+
+def erdos_renyi(
+    model: torch.nn.Module,
+    keep: float,
+    *,
+    modules: Names | None = None,
+    exclude: Names | None = None,
+) -> dict[str | type[torch.nn.Module], Keep]:
+    """A ``keep`` for every parameter that ``prune`` would choose, with which the share ``keep`` of all
+    their weights remains: in proportion to the sum of a weight's dimensions over their product (ERK), so
+    that large layers are sparser. A layer that would keep more than it has is left dense.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(100, 10))
+    >>> {name: round(share, 3) for name, share in erdos_renyi(model, 0.1).items()}
+    {'0.weight': 0.071, '1.weight': 0.39}
+    """
+    if not 0 < keep <= 1:
+        raise ValueError(f"keep must be a share in (0, 1], got {keep}")
+    targets = find_targets(model, keep, modules, exclude)
+    first = {id(target.weight): target for target in reversed(targets)}
+    open_, left = list(first.values()), keep * sum(t.weight.numel() for t in first.values())
+    share: dict[int, float] = {}
+    while open_:
+        scale = left / sum(sum(target.weight.shape) for target in open_)
+        density = [scale * sum(t.weight.shape) / t.weight.numel() for t in open_]
+        full = [t for t, d in zip(open_, density, strict=True) if d >= 1.0]
+        if not full:
+            share |= {id(t.weight): d for t, d in zip(open_, density, strict=True)}
+            break
+        share |= {id(t.weight): 1.0 for t in full}
+        left -= sum(t.weight.numel() for t in full)
+        open_ = [t for t in open_ if id(t.weight) not in share]
+    return {target.name: share[id(target.weight)] for target in targets}
 
 
 def _recipe(
@@ -186,10 +271,8 @@ def _recipe(
 
 def _group(targets: list[Target], settings: Settings, lam: float | ChooseLam) -> Group:
     for target in targets:
-        shape = tuple(target.weight.shape)
-        if settings.unit == "row" and len(shape) < 2:
-            raise ValueError(f"{target.name} must have rows when unit='row', got shape {shape}")
-    units = sum(count_units(w, settings.unit) for w in distinct(targets))
+        settings.unit.check(target.name, tuple(target.weight.shape))
+    units = sum(settings.unit.count(w) for w in distinct(targets))
     return Group(settings, count_kept(targets[0], units), lam)
 
 
@@ -296,15 +379,21 @@ def _own_class(module: torch.nn.Module) -> None:
     module.__class__ = type(shared.__name__, shared.__bases__, members)
 
 
-def finalize(model: torch.nn.Module, hard: bool = False) -> torch.nn.Module:
+def finalize(
+    model: torch.nn.Module, hard: bool = False, *, freeze: bool = False
+) -> torch.nn.Module:
     """Replace pruned parameters by plain ones, as the layers see them now; returns the model.
 
     With ``hard=True`` by their hard limit, exactly k of them. The parameters are the ones that the
-    optimiser has.
+    optimiser has. With ``freeze=True`` what is 0 stays 0 while the model is trained further, whatever
+    the optimiser does; a second ``finalize`` makes them plain.
     """
+    _thaw(model)
     found = list(_pruned(model))
     with torch.no_grad():
         groups = {id(part.group): part.group for *_, part in found}
+        if freeze and any(group.link is not None for group in groups.values()):
+            raise ValueError("freeze must be False on sharded parameters, got True")
         exact = {
             key: group.evaluate(group.shards, hard=True) for key, group in groups.items() if hard
         }
@@ -318,13 +407,31 @@ def finalize(model: torch.nn.Module, hard: bool = False) -> torch.nn.Module:
                 group.link.finish(values[key])
         for _, module, parameter, part in found:
             _make_plain(module, parameter, part, values[id(part.group)].pop(0))
+    if freeze:
+        for _, module, parameter, _ in found:
+            mask = Frozen(getattr(module, parameter).detach() != 0)
+            parametrize.register_parametrization(module, parameter, mask, unsafe=True)
     return model
+
+
+def _thaw(model: torch.nn.Module) -> None:
+    """Frozen parameters as plain ones, 0 where they are seen as 0."""
+    for module in list(model.modules()):
+        for parameter, parts in parametrizations(module).items():
+            if any(isinstance(part, Frozen) for part in parts):
+                value = getattr(module, parameter).detach().clone()
+                _plain(module, parameter, value)
+
+
+def _plain(module: torch.nn.Module, parameter: str, value: Tensor) -> None:
+    _own_class(module)
+    parametrize.remove_parametrizations(module, parameter, leave_parametrized=False)
+    with torch.no_grad():
+        getattr(module, parameter).copy_(value)
 
 
 def _make_plain(module: torch.nn.Module, parameter: str, part: Pruned, value: Tensor) -> None:
     if isinstance(part, PrunedShard):  # the parameter has its value already
         delattr(module, beside(parameter))
         return
-    _own_class(module)
-    parametrize.remove_parametrizations(module, parameter, leave_parametrized=False)
-    getattr(module, parameter).copy_(value)
+    _plain(module, parameter, value)

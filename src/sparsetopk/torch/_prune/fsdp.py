@@ -21,6 +21,7 @@ from ..._checks import check_choice
 from .pruned import Group, PrunedShard, Settings, beside
 from .schedules import ChooseLam
 from .targets import Target, distinct
+from .units import Weights
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 def check_sharded(settings: Settings, scope: str, lam: float | ChooseLam) -> None:
     """What needs more than the shards of a rank and a few numbers of the others is left out."""
     check_choice("scope, on sharded parameters,", scope, ("global",))
-    check_choice("unit, on sharded parameters,", settings.unit, ("weight",))
+    if settings.unit != Weights():
+        raise ValueError(f"unit, on sharded parameters, must be 'weight', got {settings.unit}")
     for name in ("operator", "lam_scale"):
         if (value := getattr(settings, name)) is not None:
             raise ValueError(f"{name} must be None on sharded parameters, got {value!r}")

@@ -18,6 +18,7 @@ from .._private import without_compiler
 from .._rows.arguments import Number, is_plain
 from .._spread.multi import topk_mag_multi
 from .schedules import ChooseLam, KeepSchedule, Schedule
+from .units import Weights
 
 Operator = Callable[[Tensor, int], Tensor]
 
@@ -25,7 +26,7 @@ Operator = Callable[[Tensor, int], Tensor]
 @dataclass(frozen=True)
 class Settings:
     p: float
-    unit: str
+    unit: Weights
     operator: Operator | None
     lam_scale: str | None
     straight_through: bool
@@ -106,8 +107,8 @@ class Group:
     def is_relaxed(self) -> bool:
         """Whether weights may be seen to compete in the forward, which is not so straight through."""
         hard = self.lam == 0 or self.settings.straight_through or self.settings.operator is not None
-        units = sum(count_units(w, self.settings.unit) for w in self.originals)
-        return not hard and self.k < units and self.settings.unit == "weight"
+        units = sum(self.settings.unit.count(w) for w in self.originals)
+        return not hard and self.k < units and self.settings.unit == Weights()
 
     @property
     def version(self) -> tuple[float, ...]:
@@ -122,7 +123,7 @@ class Group:
 
     def advance(self, step: int, schedules: Sequence[Schedule]) -> None:
         """k and lam at a step."""
-        units = sum(count_units(w, self.settings.unit) for w in self.originals)
+        units = sum(self.settings.unit.count(w) for w in self.originals)
         keep, rest = self.final_k / units, 1.0
         for schedule in schedules:
             if isinstance(schedule, KeepSchedule):
@@ -137,7 +138,7 @@ class Group:
         self.set(k, lam * rest, step)
 
     def _choose(self, lam: ChooseLam, k: int) -> float:
-        values = [_values(w.detach(), self.settings.unit) for w in self.originals]
+        values = [self.settings.unit.values(w.detach()) for w in self.originals]
         everything = torch.cat([v.flatten() for v in values])
         found = choose_lam(everything, k, lam.fractional, p=self.settings.p, magnitude=True)
         return float(found)
@@ -178,11 +179,10 @@ class Group:
 
     def evaluate(self, weights: Sequence[Tensor], hard: bool = False) -> list[Tensor]:
         """The pruned weights, live."""
-        values = [_values(w, self.settings.unit) for w in weights]
-        kept = self._topk(values, hard)
-        if self.settings.unit == "weight":
-            return [_laid_out(*each) for each in zip(kept, weights, strict=True)]
-        return [_scale_rows(*each) for each in zip(weights, values, kept, strict=True)]
+        unit = self.settings.unit
+        values = [unit.values(w) for w in weights]
+        each = zip(weights, values, self._topk(values, hard), strict=True)
+        return [_laid_out(unit.put_back(w, v, kept), w) for w, v, kept in each]
 
     def _topk(self, values: list[Tensor], hard: bool) -> list[Tensor]:
         settings = self.settings
@@ -192,16 +192,17 @@ class Group:
             )
             parts = settings.operator(flat, self.k).split([v.numel() for v in values])
             return [part.view_as(v) for part, v in zip(parts, values, strict=True)]
-        k: Number = self._k if torch.compiler.is_compiling() else self.k
+        k: Number = self._k if _in_graph() else self.k
         lam = 0.0 if hard else self._current_lam(values)
         options: Any = {"p": settings.p, "straight_through": settings.straight_through and not hard}
         if len(values) > 1 or self.processes is not None:
             return topk_mag_multi(values, k, lam, group=self.processes, **options)
-        return [topk_mag(values[0].flatten(), k, lam, **options).view_as(values[0])]
+        vectors = settings.unit.vectors(values[0])
+        return [topk_mag(vectors, k, lam, **options).reshape(values[0].shape)]
 
     def _current_lam(self, values: list[Tensor]) -> Number:
         """By the scaling law, weights c times as large have the same top-k with c^(2-p) lam."""
-        lam: Number = self._lam if torch.compiler.is_compiling() else self.lam
+        lam: Number = self._lam if _in_graph() else self.lam
         p = self.settings.p
         if self.settings.lam_scale is None or p == 2.0:
             return lam
@@ -210,13 +211,10 @@ class Group:
         return lam * torch.where(mean > 0, mean, 1.0) ** (1.0 - p / 2)
 
 
-def _values(w: Tensor, unit: str) -> Tensor:
-    """What is selected: the weights, or the norms of their rows."""
-    return w if unit == "weight" else w.flatten(1).norm(dim=1)
-
-
-def count_units(w: Tensor, unit: str) -> int:
-    return w.numel() if unit == "weight" else w.shape[0]
+def _in_graph() -> bool:
+    """Whether numbers are inputs of a graph, so that it holds for others too: an exported one does not
+    see them change."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
 
 
 def _laid_out(y: Tensor, w: Tensor) -> Tensor:
@@ -227,11 +225,6 @@ def _laid_out(y: Tensor, w: Tensor) -> Tensor:
         if w.ndim == ndim and w.is_contiguous(memory_format=order):
             return y.contiguous(memory_format=order)
     return y
-
-
-def _scale_rows(w: Tensor, norm: Tensor, kept: Tensor) -> Tensor:
-    scale = torch.where(norm > 0, kept / torch.where(norm > 0, norm, 1.0), 0.0)
-    return w * scale.reshape(-1, *[1] * (w.ndim - 1))
 
 
 _steps = 0  # of all optimisers
@@ -271,6 +264,19 @@ class Pruned(torch.nn.Module):
     def extra_repr(self) -> str:
         shared = f" of {len(self.group.members)} tensors" if len(self.group.members) > 1 else ""
         return f"k={self.group.k}{shared}, lam={self.group.lam:g}"
+
+
+class Frozen(torch.nn.Module):
+    """The parametrisation of a parameter that is 0 where it was once; made by ``finalize``."""
+
+    mask: Tensor
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask)
+
+    def forward(self, w: Tensor) -> Tensor:
+        return torch.where(self.mask, w, 0.0)
 
 
 def beside(parameter: str) -> str:

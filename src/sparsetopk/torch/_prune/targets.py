@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,16 +13,20 @@ from .._rows.arguments import check_number
 from .pruned import Pruned, beside
 
 Keep = int | float
-Names = Collection[str | type[torch.nn.Module]]
+Names = Collection[str | type[torch.nn.Module]] | Callable[[str, torch.nn.Parameter], bool]
 
-#: The modules whose ``weight`` is pruned unless others are named.
-MODULES = (
-    torch.nn.Linear,
-    torch.nn.Conv1d,
-    torch.nn.Conv2d,
-    torch.nn.Conv3d,
-    torch.nn.Embedding,
-)
+_NORMS = (torch.nn.LayerNorm, torch.nn.RMSNorm)
+_OF_ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
+def is_matrix(module: torch.nn.Module, parameter: str) -> bool:
+    """Whether a parameter is pruned unless others are named: ``weight``, of whatever module, if it has
+    rows and columns and is no scale, and the projections of attention."""
+    if isinstance(module, torch.nn.MultiheadAttention):
+        return parameter in _OF_ATTENTION
+    if parameter != "weight" or isinstance(module, _NORMS):
+        return False
+    return getattr(module._parameters.get("weight"), "ndim", 2) >= 2
 
 
 class Target(NamedTuple):
@@ -55,29 +59,32 @@ def find_targets(
     modules: Names | None,
     exclude: Names | None,
 ) -> list[Target]:
-    chosen = tuple(modules) if modules is not None else MODULES
-    if isinstance(keep, Mapping) and modules is None:
-        chosen = tuple(keep)
-    excluded, found = tuple(exclude or ()), []
+    chosen = _keys(keep if isinstance(keep, Mapping) and modules is None else modules)
+    excluded, found = _keys(exclude) or (), []
     owners: dict[
         int, list[tuple[str, Keep | None]]
     ] = {}  # of every parameter, and what they ask for
-    unmatched = {key for key in (*chosen, *excluded) if isinstance(key, str)}
+    unmatched = {key for key in (*(chosen or ()), *excluded) if isinstance(key, str)}
     for path, module in model.named_modules():
         if isinstance(module, (parametrize.ParametrizationList, Pruned)):
             for parameter, value in module._parameters.items():
                 owners.setdefault(id(value), []).append((f"{path}.{parameter}", None))
             continue
         for parameter in (*module._parameters, *parametrizations(module)):
+            if getattr(module, parameter) is None:
+                continue
             name = f"{path}.{parameter}" if path else parameter
-            matches = [key for key in chosen if _matches(key, name, path, module, parameter)]
-            left_out = [key for key in excluded if _is_below(key, name, module)]
+            if chosen is None:
+                matches: list[Any] = [is_matrix] if is_matrix(module, parameter) else []
+            else:
+                matches = [key for key in chosen if _matches(key, name, path, module, parameter)]
+            left_out = [key for key in excluded if _is_below(key, name, module, parameter)]
             unmatched -= {*matches, *left_out}
             share = _keep_of(keep, name, path, module, parameter) if matches else None
             share = None if left_out else share
             if parameter in module._parameters:
                 owners.setdefault(id(module._parameters[parameter]), []).append((name, share))
-            if share is None or getattr(module, parameter) is None:
+            if share is None:
                 continue
             pruned = parametrize.is_parametrized(module, parameter)
             if pruned or beside(parameter) in module._modules:
@@ -101,19 +108,26 @@ def _check_tied(owners: list[tuple[str, Keep | None]]) -> None:
         raise ValueError(f"keep must be the same for tied parameters, got {', '.join(asked)}")
 
 
-def _matches(
-    key: str | type, name: str, path: str, module: torch.nn.Module, parameter: str
-) -> bool:
+def _keys(names: Any) -> tuple[Any, ...] | None:
+    return (names,) if callable(names) else None if names is None else tuple(names)
+
+
+def _matches(key: Any, name: str, path: str, module: torch.nn.Module, parameter: str) -> bool:
     if isinstance(key, type):
-        return isinstance(module, key) and parameter == "weight"
+        own = is_matrix(module, parameter) or parameter == "weight"
+        return isinstance(module, key) and own
+    if callable(key):
+        return bool(key(name, getattr(module, parameter)))
     if key == name or (key == path and parameter == "weight"):
         return True
-    return path.startswith(key + ".") and isinstance(module, MODULES) and parameter == "weight"
+    return f"{path}.".startswith(key + ".") and is_matrix(module, parameter)
 
 
-def _is_below(key: str | type, name: str, module: torch.nn.Module) -> bool:
+def _is_below(key: Any, name: str, module: torch.nn.Module, parameter: str) -> bool:
     if isinstance(key, type):
         return isinstance(module, key)
+    if callable(key):
+        return bool(key(name, getattr(module, parameter)))
     return name == key or name.startswith(key + ".")
 
 
