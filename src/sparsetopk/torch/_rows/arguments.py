@@ -17,9 +17,10 @@ from ..._checks import check_exponent, check_solver
 from ..._maths.operator import Operator
 from ..._types import Solver, SolverOptions
 from .._fused.kernels import PLAIN
-from .._private import (, in_forward_mode
+from .._private import (
     dispatch_modes,
     has_storage,
+    in_forward_mode,
     is_tracing,
     is_transforming,
     is_zerotensor,
