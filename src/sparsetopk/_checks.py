@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 from typing import TypeVar
 
@@ -23,7 +22,8 @@ def show(value: object) -> str:
 def check_p(p: float) -> float:
     if isinstance(p, bool) or not isinstance(p, (int, float, np.integer, np.floating)):
         raise TypeError(f"p must be a number, got {show(p)}")
-    if not 1 < p <= sys.float_info.max:
+    # The largest float, which the compiler of torch 2.6 cannot read where Python has it.
+    if not 1 < p <= 1.7976931348623157e308:
         raise ValueError(f"p must be finite and greater than 1, got {p}")
     return float(p)
 
