@@ -59,10 +59,6 @@ def find(name: str) -> Any:
 ) = map(find, NAMES)
 
 
-#: Whether TorchScript traces. It is public, but has no types.
-is_tracing: Any = find("jit.is_tracing")
-
-
 def in_forward_mode() -> bool:
     """Whether a level of forward-mode differentiation is open."""
     return forward_ad._current_level >= 0
