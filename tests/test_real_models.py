@@ -1,0 +1,126 @@
+"""Models as users have them: pruned, trained compiled, checkpointed, resumed, finalized, deployed."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+runtime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+from torch import nn
+
+from sparsetopk.torch.nn import TopKMag
+from sparsetopk.torch.prune import LamSchedule, finalize, prune
+
+pytestmark = pytest.mark.slow
+
+
+class Projection(nn.Module):
+    """As the Conv1D of GPT-2."""
+
+    def __init__(self, dim, out):
+        super().__init__()
+        self.weight, self.bias = (
+            nn.Parameter(torch.randn(dim, out) / 8),
+            nn.Parameter(torch.zeros(out)),
+        )
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+class Block(nn.Module):
+    def __init__(self, dim, heads, causal):
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.first, self.second = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.out = Projection(dim, 3 * dim), Projection(dim, dim)
+        self.up, self.down = Projection(dim, 4 * dim), Projection(4 * dim, dim)
+        self.sparse = TopKMag(dim, 0.1, hard_eval=True)
+
+    def forward(self, x):
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(self.first(x)).chunk(3, dim=-1)
+        )
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        return x + self.down(self.sparse(nn.functional.gelu(self.up(self.second(x)))))
+
+
+class Gpt(nn.Module):
+    """GPT-2 in small: its own projections, tied embeddings, sparse activations."""
+
+    def __init__(self, words=50, dim=32):
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, dim), nn.Embedding(16, dim)
+        self.blocks = nn.Sequential(*(Block(dim, 4, causal=True) for _ in range(2)))
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, words, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens):
+        x = self.words(tokens) + self.places.weight[: tokens.shape[1]]
+        return self.head(self.norm(self.blocks(x)))
+
+
+MODELS = {
+    "gpt": (Gpt, lambda: torch.randint(50, (4, 16)), {}),
+}
+
+
+def start(make, options):
+    torch.manual_seed(0)
+    model = make()
+    pruner = prune(model, 0.3, lam=0.1, schedule=LamSchedule(20), **options)
+    return model, pruner, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def train(compiled, pruner, optimizer, data, targets, steps):
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        logits = compiled(data)
+        loss = nn.functional.cross_entropy(logits.flatten(0, -2), targets)
+        loss.backward()
+        optimizer.step()
+        pruner.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_from_pruning_to_onnx_runtime(name, tmp_path):
+    make, inputs, options = MODELS[name]
+    torch._dynamo.reset()
+    model, pruner, optimizer = start(make, options)
+    data = inputs()
+    with torch.no_grad():
+        targets = torch.randint(10, (copy.deepcopy(model)(data).flatten(0, -2).shape[0],))
+    compiled = torch.compile(model, backend="aot_eager")
+    losses = train(compiled, pruner, optimizer, data, targets, 10)
+    saved = tmp_path / "checkpoint.pt"
+    torch.save([model.state_dict(), optimizer.state_dict(), pruner.state_dict()], saved)
+    losses += train(compiled, pruner, optimizer, data, targets, 10)
+    assert losses[-1] < losses[0]
+
+    again, pruner, optimizer = start(make, options)
+    for part, state in zip((again, optimizer, pruner), torch.load(saved), strict=True):
+        part.load_state_dict(state)
+    resumed = train(again, pruner, optimizer, data, targets, 10)
+    assert resumed == pytest.approx(losses[10:], rel=1e-3)
+
+    model.eval()
+    relaxed = model(data).detach()
+    finalize(model, hard=True)
+    y = model(data).detach()
+    torch.testing.assert_close(y, relaxed, rtol=1e-4, atol=1e-5)  # lam has come to 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about itself
+        torch.onnx.export(model, (data,), tmp_path / "m.onnx", dynamo=True, verbose=False)
+    session = runtime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: data.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), y, rtol=1e-5, atol=1e-5)
