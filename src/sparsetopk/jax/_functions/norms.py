@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from ..._maths.operator import Count
 from .._rows.arguments import Number, Rows, check_k, check_number, compute_dtype, exact
+from .._rows.compiled import compiled, scalars
 from .polytope import permutahedron_value
 
 
@@ -60,7 +58,7 @@ def _conjugate_of_top_k(y: Array, k: Number, axis: int, entropy: bool) -> Array:
     return _evaluate(rows.x, exact(k), rows.axis, entropy)
 
 
-@partial(jax.jit, static_argnames=("axis", "entropy"))
+@compiled("axis", "entropy", results=scalars)
 def _evaluate(y: Array, k: Array | Count, axis: int, entropy: bool) -> Array:
     rows = Rows("y", y, axis)
     values = rows.data.astype(compute_dtype(y))
