@@ -3,6 +3,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <new>
@@ -54,6 +55,22 @@ PyObject* simd_level(PyObject*, PyObject*) {
 }
 
 PyObject* entries_read(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(sparsetopk::entries_read()); }
+
+// What _core/layout.py writes down as well: it compares, when it is imported.
+PyObject* layout(PyObject*, PyObject*) {
+  using sparsetopk::Dtype;
+  using sparsetopk::Operator;
+  using sparsetopk::Piece;
+  return Py_BuildValue(
+      "{s:(nnnnnnnnn), s:n, s:n, s:n, s:n, s:(iiii), s:(iiii)}",
+      "piece", Py_ssize_t(offsetof(Piece, x)), Py_ssize_t(offsetof(Piece, out)), Py_ssize_t(offsetof(Piece, g)),
+      Py_ssize_t(offsetof(Piece, n)), Py_ssize_t(offsetof(Piece, dtype)), Py_ssize_t(offsetof(Piece, kept)),
+      Py_ssize_t(offsetof(Piece, room)), Py_ssize_t(offsetof(Piece, beside)), Py_ssize_t(offsetof(Piece, left)),
+      "piece_size", Py_ssize_t(sizeof(Piece)), "buckets", Py_ssize_t(sparsetopk::kBuckets),
+      "fewest", Py_ssize_t(sparsetopk::kFewest), "block_sums", Py_ssize_t(sparsetopk::kBlockSums),
+      "dtypes", int(Dtype::float32), int(Dtype::float64), int(Dtype::float16), int(Dtype::bfloat16),
+      "operators", int(Operator::mask), int(Operator::magnitude), int(Operator::sign), int(Operator::two_sided));
+}
 
 // The arguments that forward and backward have in common.
 struct Arguments {
@@ -391,6 +408,7 @@ PyMethodDef methods[] = {
      "The vector instruction set that the kernels use: 'baseline', 'avx2' or 'avx512'."},
     {"entries_read", translated<entries_read>, METH_NOARGS,
      "How many entries were read to find the boundaries of rows since the last call of this; see csrc/problem.hpp."},
+    {"layout", translated<layout>, METH_NOARGS, "Offsets, sizes and numbers that both sides must agree on; see _core/layout.py."},
     {"threshold_forward", translated<threshold_forward>, METH_VARARGS,
      "threshold_forward(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, "
      "y, threads): writes y and state; see csrc/problem.hpp."},

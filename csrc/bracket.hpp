@@ -45,7 +45,7 @@ struct Bracket {
 // off it may be: 2.5 standard errors.
 struct NormalGuess {
   bool folded;
-  double k = -1, z = 0, margin = 0;
+  double k = -1, z = 0, margin = 0, density = 0;  // density: how many of the numbers there are around z
 
   void prepare(double k_, std::size_t n) {
     if (k == k_) return;
@@ -56,8 +56,8 @@ struct NormalGuess {
     const double quantile = s - (2.515517 + s * (0.802853 + s * 0.010328)) /
                                     (1 + s * (1.432788 + s * (0.189269 + s * 0.001308)));
     z = upper < 0.5 ? quantile : -quantile;
-    const double density = (folded ? 2 : 1) * 0.3989422804014327 * ::exp(-quantile * quantile / 2);
-    margin = 2.5 * ::sqrt(share * (1 - share) / double(n)) / density;
+    density = double(n) * (folded ? 2 : 1) * 0.3989422804014327 * ::exp(-quantile * quantile / 2);
+    margin = 2.5 * ::sqrt(share * (1 - share) * double(n)) / density;
   }
 };
 

@@ -53,6 +53,10 @@ void for_rows(const Problem& problem, Run run) {
   constexpr std::size_t kGrain = 32768;  // entries: below that, waking a thread costs more than it brings
   const std::size_t total = problem.rows * problem.n;
   Problem inner = problem;
+  const bool closed = problem.exponent == 1 || problem.exponent == 2;
+  std::shared_ptr<const ResponseTable> table;
+  if (problem.op == Operator::two_sided && !closed) table = response_table(problem.exponent);
+  inner.table = table.get();
   if (problem.threads <= 1 || total < 2 * kGrain || problem.rows < problem.threads) {
     if (total < 2 * kGrain) inner.threads = 1;
     run(inner, 0, problem.rows);

@@ -3,6 +3,7 @@
 // No inline function of the standard library may be instantiated here: the linker keeps one copy of
 // such a function, and a copy with wide vectors would then run on machines that lack them.
 #include "kernels.hpp"
+#include "lanes.hpp"
 #include "spread.hpp"
 
 namespace sparsetopk {
@@ -52,9 +53,9 @@ void with_types(const Problem& problem, F&& f) {
       if (e == 1) return with(Sign<Power<1>>{});
       return with(Sign<Power<0>>{{{e}}});
     case Operator::two_sided:
-      if (e == 1) return with(TwoSided<1>{});
-      if (e == 2) return with(TwoSided<2>{});
-      return with(TwoSided<3>{});
+      return with_half(e, problem.table, [&](const auto& half) {
+        with(TwoSided<typename std::decay<decltype(half)>::type>{half});
+      });
   }
 }
 
@@ -67,6 +68,8 @@ void forward(const Problem& problem, std::size_t begin, std::size_t end, void* y
     const Rows<X, Kind> rows{problem, kind};
     NormalGuess normal{Kind::kAbsolute};
     std::size_t read = 0;
+    if (has_lanes(problem, kind, kLongestLane))
+      return forward_lanes(problem, kind, begin, end, static_cast<X*>(y), normal, read), add_entries_read(read);
     for (std::size_t i = begin; i < end; ++i) {
       const Row<X, Kind> row = rows[i];
       X* out = static_cast<X*>(y) + i * problem.n;
@@ -83,6 +86,11 @@ void backward(const Problem& problem, std::size_t begin, std::size_t end, const 
     using X = decltype(zero);
     using Kind = typename std::decay<decltype(kind)>::type;
     const Rows<X, Kind> rows{problem, kind};
+    if (has_lanes(problem, kind, kLongestLaneBackward)) {
+      const bool all = dk != nullptr || dlam != nullptr;
+      const auto run = all ? backward_lanes<X, Kind, true> : backward_lanes<X, Kind, false>;
+      return run(problem, kind, begin, end, static_cast<const X*>(g), static_cast<X*>(dx), dk, dlam);
+    }
     for (std::size_t i = begin; i < end; ++i) {
       const std::size_t at = i * problem.n;
       const Cotangents row =

@@ -1,4 +1,4 @@
-// The scalar functions of each operator: what src/sparsetopk/regularizers.py and phis.py are for NumPy.
+// The scalar functions of each operator: what src/sparsetopk/_maths/scalars.py is for the front-ends.
 //
 // With t = (a - v)/lam the distance of a key (x, or |x|) to the threshold v, an operator is:
 //   zero           the t at which an entry starts to be selected
@@ -17,6 +17,7 @@
 
 #include "positions.hpp"
 #include "power.hpp"
+#include "two_sided.hpp"
 
 namespace sparsetopk {
 namespace SPARSETOPK_LEVEL {
@@ -68,47 +69,30 @@ struct Magnitude : P {
   }
 };
 
-// The two-sided p-norm for p = 2, 3/2 and 4/3 (E = 1, 2, 3), on [-1, 1]. The smaller of y and 1 - y is
-// computed, which keeps its relative precision.
-template <int E>
-struct TwoSided {
-  double exponent = E;
+// The two-sided p-norm, on [-1, 1]. The smaller of y and 1 - y is computed, which keeps its relative precision.
+template <class H>
+struct TwoSided : H {
   static constexpr bool kAbsolute = false, kFloor = false, kMagnitude = false;
-  static constexpr bool kVector = E <= 2, kCheap = E == 1;
   static constexpr double zero = -1;
   double top(double) const { return 1; }
   double prime(double) const { return 1; }
   double second() const { return 0; }
-  double inverse(double y) const { return E == 1 ? 2 * y - 1 : ::pow(y, 1.0 / E) - ::pow(1 - y, 1.0 / E); }
+  double inverse(double y) const {
+    return H::exponent == 1 ? 2 * y - 1 : ::pow(y, 1 / H::exponent) - ::pow(1 - y, 1 / H::exponent);
+  }
   double alone(double, double) const { return 1; }
   Response at(double t) const {
-    if constexpr (E == 1) return {(1 + t) / 2, 0.5};
-    const Response half = lower_half(t < 0 ? t : -t);
+    const Response half = H::half(t < 0 ? -t : t);
     return {t > 0 ? 1 - half.value : half.value, half.slope};
   }
-  double penalty(double y) const { return (power(y) + power(1 - y)) * (exponent / (exponent + 1)); }
+  double penalty(double y) const { return (power(y) + power(1 - y)) * (H::exponent / (H::exponent + 1)); }
   double conjugate(double t) const {
     const double y = t > -1 ? at(t).value : 0;
     return (y > 0 ? t * y : 0) - penalty(y);
   }
 
  private:
-  static double power(double y) {  // y^p
-    if constexpr (E == 1) return y * y;
-    if constexpr (E == 2) return y * ::sqrt(y);
-    return y * ::cbrt(y);
-  }
-  static Response lower_half(double t) {
-    if constexpr (E == 2) {
-      const double root = ::sqrt(2 - t * t), rest = (1 - t) * (1 + t), other = 1 - t * root;
-      const double scale = rest / (root * other);  // one division for both
-      return {0.5 * rest * root * scale, other * scale};
-    }
-    // m = y^(1/3) + (1-y)^(1/3) solves m^3 + 3 t^2 m = 4.
-    const double u = ::cbrt(2 + ::sqrt(4 + t * t * t * t * t * t)), m = u - t * t / u;
-    const double a = 2 * (1 + t) * (1 - t + t * t) / (m * m - m * t + 4 * t * t), b = (m - t) / 2;
-    return {a * a * a, 3 * a * a * b * b / (a * a + b * b)};
-  }
+  double power(double y) const { return y > 0 ? y * ::pow(y, 1 / H::exponent) : 0; }  // y^p
 };
 
 }  // namespace SPARSETOPK_LEVEL

@@ -144,11 +144,10 @@ void loss(const Problem& problem, std::size_t begin, std::size_t end, const Targ
     }
   };
   const double e = problem.exponent;
-  if (problem.op == Operator::two_sided) {
-    if (e == 1) return with(TwoSided<1>{});
-    if (e == 2) return with(TwoSided<2>{});
-    return with(TwoSided<3>{});
-  }
+  if (problem.op == Operator::two_sided)
+    return with_half(e, problem.table, [&](const auto& half) {
+      with(TwoSided<typename std::decay<decltype(half)>::type>{half});
+    });
   if (e == 1) return with(Mask<Power<1>>{});
   if (e == 2) return with(Mask<Power<2>>{});
   if (e == 3) return with(Mask<Power<3>>{});

@@ -67,7 +67,7 @@ struct Curve {
 
 // Replaces keys by outputs.
 template <class Kind>
-SPARSETOPK_LOOP void outputs(const Curve<Kind>& row, double* some, std::size_t count) {
+SPARSETOPK_LOOP void outputs(const Curve<Kind>& row, double* __restrict some, std::size_t count) {
   const Curve<Kind> curve = row;
   for (std::size_t j = 0; j < count; ++j) {
     if constexpr (Kind::kVector && !Kind::kMagnitude)
@@ -361,17 +361,18 @@ SPARSETOPK_LOOP void to_cotangents(const Curve<Kind>& row, const Block& block_, 
   const Curve<Kind> solved = row;
   const Block block = block_;
   const double bottom = solved.bottom(), top = solved.top, shrink = solved.debias ? 1 : 1 / (1 + solved.lam);
+  double* __restrict cotangents = some.g;  // so that no table of a response could be what is written
   for (std::size_t j = 0; j < some.count; ++j) {
-    const double t = some.t[j], g = some.g[j];
+    const double t = some.t[j], g = cotangents[j];
     if constexpr (Kind::kVector) {
       const double value = block(solved.kind.at(clip(t, Kind::zero, top)).slope, g);
       const double outside = Kind::kMagnitude && t >= top ? g * shrink : 0.0;
-      some.g[j] = ((t > bottom) & (t < top)) ? value : outside;
+      cotangents[j] = ((t > bottom) & (t < top)) ? value : outside;
     } else if (t > bottom && t < top) {
-      some.g[j] = block(solved.kind.at(t).slope, g);
+      cotangents[j] = block(solved.kind.at(t).slope, g);
     } else {
       const bool whole = Kind::kMagnitude && t >= top;
-      some.g[j] = !whole ? 0 : solved.debias ? g : g * lone(solved, double(keys[some.positions[j]])).in_x;
+      cotangents[j] = !whole ? 0 : solved.debias ? g : g * lone(solved, double(keys[some.positions[j]])).in_x;
     }
   }
 }

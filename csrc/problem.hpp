@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "response_table.hpp"
+
 namespace sparsetopk {
 
 enum class Operator { mask, magnitude, sign, two_sided };
@@ -22,7 +24,7 @@ struct State {
 
 struct Problem {
   Operator op;
-  double exponent;  // 1/(p-1); 1, 2 or 3 for two_sided
+  double exponent;  // 1/(p-1)
   bool debias;      // magnitude: y + (x - u) instead of y
   Dtype dtype;      // of x, y, g and dx
   std::size_t rows, n, row_stride;  // of x; y, g and dx are contiguous
@@ -33,6 +35,7 @@ struct Problem {
   std::size_t lam_stride;
   State* state;         // written by forward, read by backward
   std::size_t threads;  // at most so many
+  const ResponseTable* table = nullptr;  // for two_sided: forward, backward and loss set it themselves
 
   double k_of(std::size_t row) const { return k[row * k_stride]; }
   double lam_of(std::size_t row) const {

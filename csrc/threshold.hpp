@@ -63,7 +63,8 @@ SPARSETOPK_LOOP Sums add_up_all(double* t, std::size_t length, double delta, dou
 
 // The same where S is costly: it is computed for the entries inside the block alone.
 template <class Kind>
-SPARSETOPK_LOOP Sums add_up_inside(const double* t, std::size_t length, double delta, double top, const Kind& kind) {
+SPARSETOPK_LOOP Sums add_up_inside(const double* t, std::size_t length, double delta, double top, const Kind& kind_) {
+  const Kind kind = kind_;  // in registers
   std::uint32_t positions[kTile + 16];
   double inside[kTile + kLanes];
   const std::size_t count = positions_between(t, length, Kind::zero - delta, top - delta, positions);
@@ -361,7 +362,7 @@ State Row<X, Kind>::find(Bracket<T>& bracket, Open<X>& open) const {
   const double unit = Kind::zero == 0 && kind.exponent < 1 ? 0 : hi - lo;
   // The two-sided mask for p = 2 is next to free, and on so symmetric a response next to the answer.
   if (Kind::zero == -1 && !Kind::kCheap)
-    start = solve_delta(distances, left, lam, lo, hi, start, unit, 1e-3, TwoSided<1>{});
+    start = solve_delta(distances, left, lam, lo, hi, start, unit, 1e-3, TwoSided<StraightHalf>{});
   const double delta = solve_delta(distances, left, lam, lo, hi, start, unit, tolerance, kind);
   // A threshold at 0 can go no lower: the signed mask then takes fewer than k.
   if (Kind::kFloor && delta >= -distance(0)) return {0, 0};

@@ -19,6 +19,8 @@ PS = (2.0, 1.5, 4 / 3, 1.2)
 KINDS = ("mask", "two-sided", "magnitude", "debiased", "sign")
 FUNCTIONS = {"mask": "topk_mask", "two-sided": "topk_mask", "sign": "topk_sign"}
 LENGTHS = (1, 2, 7, 8, 9, 16, 17, 64, 257)
+# Where rows fill vectors, lanes or tiles of the core, and one entry to either side.
+EDGES = sorted({2**i + j for i in range(3, 14) for j in (-1, 0, 1)} | {1, 2, 383, 384, 385})
 
 
 class Batch(NamedTuple):
@@ -33,7 +35,7 @@ class Batch(NamedTuple):
 @cache
 def batch(n: int) -> Batch:
     rng = np.random.default_rng(n)
-    m = 20_000 if n == 33 else 2_000
+    m = 20_000 if n == 33 else 2_000 if n in LENGTHS else 17 + 20_000 // n
     k = rng.choice([0.0, 1.0, min(5.0, n), min(5.5, n), n / 2, n], size=(m, 1))
     lam = rng.choice([1e-3, 0.1, 0.1, 1.0], size=(m, 1))
     x, g = rng.normal(size=(2, m, n))
@@ -254,6 +256,31 @@ def test_torch(kind, p, bits):
     dtype, eps = (torch.float32, EPS32) if bits == 32 else (torch.float64, EPS64)
     for n in lengths(kind):
         assert_close(by_torch(kind, p, batch(n), dtype), kind, p, n, eps)
+
+
+@every_kind
+@pytest.mark.parametrize("bits", [32, 64])
+def test_edges_of_blocks(kind, bits):
+    torch = pytest.importorskip("torch")
+    dtype, eps = (torch.float32, EPS32) if bits == 32 else (torch.float64, EPS64)
+    p = 1.5 if kind == "sign" else 2.0
+    for n in EDGES:
+        assert_close(by_torch(kind, p, batch(n), dtype), kind, p, n, eps)
+
+
+@every_kind
+@pytest.mark.parametrize("bits", [16, 32, 64])
+@pytest.mark.parametrize("n", [1, 8, 13, 100])
+def test_any_number_of_rows(kind, bits, n):
+    """Rows that share vectors do not see each other, however many there are."""
+    torch = pytest.importorskip("torch")
+    dtype = {16: torch.bfloat16, 32: torch.float32, 64: torch.float64}[bits]
+    at = batch(n)
+    y, dx = by_torch(kind, 2.0, Batch(*(v[:70] for v in at)), dtype)
+    for m in range(16, 53):  # fewer rows of 100 entries are solved one by one
+        part = by_torch(kind, 2.0, Batch(*(v[70 - m : 70] for v in at)), dtype)
+        np.testing.assert_array_equal(part[0], y[70 - m :])
+        np.testing.assert_array_equal(part[1], dx[70 - m :])
 
 
 @every_case

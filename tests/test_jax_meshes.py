@@ -40,6 +40,7 @@ SETTING = """
         "support_negentropy": lambda x: st.support_negentropy(jnp.abs(x), 3),
         "owl_norm": lambda x: st.owl_norm(x, w),
         "topk_select": lambda x: st.topk_select(x, 5, 0.3, capacity=6).values,
+        "straight through": lambda x: st.topk_select(x, 5, 0.3, straight_through=True).values,
         "expert_choice": lambda x: st.expert_choice(x, 2, 0.3, capacity=3, normalize=True).weights,
         "token_choice": lambda x: st.token_choice(x, 5, 0.3, capacity=3, normalize=True).weights,
     }

@@ -358,3 +358,14 @@ def test_memory_that_runs_out_is_an_error_of_python():
         assert st.argsort(np.array([1.0, 3.0, 2.0])).tolist() == [1, 2, 0]
         """
     )
+
+
+def test_a_core_from_other_sources_is_refused():
+    from sparsetopk._core import layout, native
+
+    found = native.layout()
+    layout.check(found)
+    offsets = (*found["piece"][:-1], 4)
+    for name, other in (("buckets", 512), ("piece", offsets), ("dtypes", (0, 1, 3, 2))):
+        with pytest.raises(RuntimeError, match=f"got another {name};"):
+            layout.check({**found, name: other})

@@ -126,3 +126,154 @@ def test_choose_lam_where_no_lam_can(st):
     assert np.isfinite(st.choose_lam(x[:2], 0, 2)).all()
     assert np.isnan(st.choose_lam(x, 1, 2)[2])
     assert (st.choose_lam(x[:2], 1, 2) > 0).all()
+
+
+# ------------------------------------------------------------------------------------ straight through
+
+
+def competing_rows(m=2000, n=33):
+    """Rows with one k each, some real, some above the number of entries that are not padding."""
+    rng = np.random.default_rng(5)
+    x, k = rng.normal(size=(m, n)), rng.choice([0.0, 1.0, 3.0, 4.5, 9.0], size=(m, 1))
+    kept = rng.choice([0, 2, 7, n, n, n], size=(m, 1))
+    return np.where(rng.random((m, n)).argsort(axis=-1) < kept, x, -np.inf), k
+
+
+def by_definition(y, hard, capacity):
+    """Row by row: the hard selection, then the largest of the rest, by index; what has no slot."""
+    rows = []
+    for b, c in zip(y, hard, strict=True):
+        first = [i for i in range(len(b)) if c[i] > 0]
+        others = sorted((i for i in range(len(b)) if not c[i] > 0), key=lambda i: (-abs(b[i]), i))
+        slots = [*first, *sorted(others[: capacity - len(first)])]
+        rest = sum(abs(b[i]) for i in range(len(b)) if i not in slots)
+        rows.append((slots, [c[i] for i in slots], [c[i] > 0 for i in slots], rest))
+    return tuple(np.array(each) for each in zip(*rows, strict=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"p": 1.5, "two_sided": True}])
+def test_straight_through_slots_by_definition(st, options):
+    x, k = competing_rows()
+    y, hard = (st.topk_mask(x, k, lam, **options) for lam in (0.7, 0.0))
+    found = st.topk_select(x, k, 0.7, capacity=11, straight_through=True, **options)
+    slots, values, selected, dropped = by_definition(y, hard, 11)
+    np.testing.assert_array_equal(found.indices, slots)
+    np.testing.assert_array_equal(found.values, values)
+    np.testing.assert_array_equal(found.selected, selected)
+    np.testing.assert_allclose(found.dropped, dropped, atol=1e-12)
+    assert (dropped > 0.1).any()
+    candidates = (x > -np.inf).sum(axis=-1)
+    np.testing.assert_array_equal(
+        found.selected.sum(axis=-1), np.minimum(np.ceil(k[:, 0]), candidates)
+    )
+    first = np.arange(11) < found.selected.sum(axis=-1, keepdims=True)
+    np.testing.assert_array_equal(found.selected, first)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_straight_through_by_magnitude(st, axis):
+    x = gaussian(21, 19)
+    x[0, 0] = 0.0
+    found = st.topk_select(
+        x, 3.5, 0.7, magnitude=True, axis=axis, capacity=12, straight_through=True
+    )
+    back = np.zeros_like(x)
+    np.put_along_axis(back, found.indices, found.values, axis=axis)
+    np.testing.assert_array_equal(back, st.topk_mag(x, 3.5, 0.0, axis=axis))
+    assert (found.selected.sum(axis=axis) == 4).all()
+    everything = st.topk_select(
+        x, x.shape[axis], 0.7, magnitude=True, axis=axis, straight_through=True
+    )
+    assert everything.selected.all()  # also the entry that is 0
+
+
+def test_straight_through_of_bad_rows_and_k(st):
+    x = np.array([[1.0, np.nan, 3.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
+    found = st.topk_select(x, 2, 0.5, capacity=3, straight_through=True)
+    np.testing.assert_array_equal(np.isnan(found.values).all(axis=-1), [True, False])
+    np.testing.assert_array_equal(np.isnan(found.dropped), [True, False])
+    assert st.topk_select(x[:0], 2, straight_through=True).selected.shape == (0, 4)
+    none = st.topk_select(np.full((2, 5), -np.inf), 2, 0.5, straight_through=True)
+    assert not none.selected.any()
+    assert not none.values.any()
+    message = r"capacity must be at least ceil\(k\)=3 when straight_through=True, got 2"
+    for k in (2.5, np.array([[1.0], [2.5]])):
+        with pytest.raises(ValueError, match=message):
+            st.topk_select(x, k, capacity=2, straight_through=True)
+    with pytest.raises(ValueError, match=r"k must be in \[0, n\] with n=4, got 5"):
+        st.topk_select(x, 5, straight_through=True)
+
+
+def torch_gradients(select, operator, x, k, magnitude):
+    """Of a random sum of the slots, in x, k and lam; and what the relaxed operator has there."""
+    torch = pytest.importorskip("torch")
+    at = [torch.tensor(v, requires_grad=True) for v in (x, k, np.full_like(k, 0.7))]
+    found = select(*at, magnitude=magnitude)
+    g = torch.from_numpy(gaussian(*found.values.shape, seed=3))
+    got = torch.autograd.grad((found.values * g).sum(), at)
+    y = operator(*at)
+    want = torch.autograd.grad(y, at, torch.zeros_like(y).scatter(-1, found.indices, g))
+    return found, zip(got, want, strict=True)
+
+
+@pytest.mark.parametrize("magnitude", [False, True])
+def test_straight_through_has_the_relaxed_gradient_in_torch(magnitude):
+    torch = pytest.importorskip("torch")
+    import sparsetopk.torch as st
+
+    x, k = competing_rows()
+    x = np.where(np.isinf(x), 0.01, x) if magnitude else x
+    operator = st.topk_mag if magnitude else st.topk_mask
+    options = {"capacity": 11, "straight_through": True}
+
+    def select(x, k, lam, magnitude):
+        return st.topk_select(x, k, lam, magnitude=magnitude, **options)
+
+    eager, pairs = torch_gradients(select, operator, x, k, magnitude)
+    for got, want in pairs:
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    found = eager
+    if not magnitude:  # one graph is enough
+        compiled = torch.compile(select, fullgraph=True, backend="aot_eager")
+        found, pairs = torch_gradients(compiled, operator, x, k, magnitude)
+        for got, want in pairs:
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    batched = torch.vmap(lambda x, k: select(x, k, 0.7, magnitude))(*map(torch.tensor, (x, k)))
+    # Which index fills a slot that is hardly used is up to rounding.
+    used = st.topk_mask(torch.tensor(x), torch.tensor(k), 0.7).gather(-1, eager.indices) > 1e-9
+    for each in (found, batched):
+        torch.testing.assert_close(each.values, eager.values, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(each.dropped, eager.dropped, rtol=1e-9, atol=1e-9)
+        assert (each.selected == eager.selected).all()
+        assert magnitude or ((each.indices == eager.indices) | ~used).all()
+    too_many = torch.vmap(lambda x: st.topk_select(x, torch.tensor(12.0), **options).values)
+    assert too_many(torch.randn(2, 33)).isnan().all()
+
+
+@pytest.mark.parametrize("magnitude", [False, True])
+def test_straight_through_has_the_relaxed_gradient_in_jax(magnitude):
+    jax = pytest.importorskip("jax")
+    import sparsetopk.jax as st
+
+    x, k = competing_rows()
+    x = np.where(np.isinf(x), 0.01, x) if magnitude else x
+    operator = st.topk_mag if magnitude else st.topk_mask
+    options = {"magnitude": magnitude, "capacity": 11, "straight_through": True}
+    at = tuple(jax.numpy.asarray(v) for v in (x, k, np.full_like(k, 0.7)))
+    g = jax.numpy.asarray(gaussian(len(x), 11, seed=3))
+
+    @jax.jit
+    def both(*at):
+        found, pull = jax.vjp(lambda *at: st.topk_select(*at, **options).values, *at)
+        indices = st.topk_select(*at, **options).indices
+        y, relaxed = jax.vjp(operator, *at)
+        dy = jax.numpy.zeros_like(y).at[jax.numpy.arange(len(y))[:, None], indices].set(g)
+        return found, pull(g), relaxed(dy)
+
+    found, got, want = both(*at)
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
+    each = jax.vmap(lambda *row: st.topk_select(*row, **options).values)(*at)
+    np.testing.assert_array_equal(each, found)
+    too_many = jax.jit(lambda x, k: st.topk_select(x, k, capacity=11, straight_through=True).values)
+    assert np.isnan(too_many(at[0], jax.numpy.asarray(12.0))).all()

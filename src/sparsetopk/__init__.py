@@ -34,7 +34,7 @@ from ._numpy.polytope import (
     permutahedron_vjp,
 )
 from ._numpy.relaxed import TopKCotangents
-from ._numpy.selection import Selection, choose_lam, topk_select
+from ._numpy.selection import Selection, StraightThroughSelection, choose_lam, topk_select
 from ._numpy.sorting import (
     SortCotangents,
     soft_rank,
@@ -100,6 +100,7 @@ __all__ = [
     "permutahedron_jacobian",
     # results and errors
     "Selection",
+    "StraightThroughSelection",
     "TopKCotangents",
     "PermutahedronCotangents",
     "SortCotangents",

@@ -82,8 +82,13 @@ std::size_t below(std::size_t n) { return std::size_t(uniform() * double(n)); }
 
 // ---------------------------------------------------------------------------------------------------- inputs
 
-constexpr std::size_t kLengths[] = {0,    1,    2,    7,    8,    9,    15,    16,    17,    63,   64,   65,    100,   1023,
-                                    1024, 1025, 4095, 4096, 4097, 8191, 8192,  8193,  65535, 65536, 65537, 200000};
+constexpr std::size_t kLengths[] = {0,    1,    2,    7,    8,    9,    15,   16,   17,   31,    32,    33,
+                                    63,   64,   65,   100,  127,  128,  129,  255,  256,  257,   383,   384,
+                                    385,  511,  512,  513,  1023, 1024, 1025, 2047, 2048, 2049,  4095,  4096,
+                                    4097, 8191, 8192, 8193, 65535, 65536, 65537, 200000};
+
+// How many rows: of short ones any number up to what fills a few vectors, as these share vectors.
+std::size_t rows_of(std::size_t n) { return n > 10000 ? 1 : n == 1025 ? 68 : n <= 400 ? 1 + below(40) : 3; }
 
 template <class X>
 struct Units;  // the spacing of numbers at 1, and next to 0
@@ -286,7 +291,7 @@ void check_row(const Problem& problem, const X* x, double k, double lam, const X
 
 template <class X>
 void fuzz_rows(const char* dtype, const Setting& setting, const char* content, std::size_t n) {
-  const std::size_t rows = n > 10000 ? 1 : n == 1025 ? 68 : 3, stride = n + (n % 2);
+  const std::size_t rows = rows_of(n), stride = n + (n % 2);
   const std::vector<X> x = make_rows<X>(content, rows, n, stride);
   std::vector<X> g(rows * n);
   for (X& value : g) value = from_double<X>(normal());
@@ -324,7 +329,7 @@ void fuzz_rows(const char* dtype, const Setting& setting, const char* content, s
 template <class X>
 void fuzz_loss(const char* dtype, const Setting& setting, const char* content, std::size_t n) {
   constexpr const char* kTargets[] = {"labels", "labels filled up", "weights", "no targets"};
-  const std::size_t rows = n > 10000 ? 1 : 3, kind = below(4);
+  const std::size_t rows = rows_of(n), kind = below(4);
   const std::vector<X> x = make_rows<X>(content, rows, n, n);
   const auto choices = ks(n);
   std::vector<double> k(rows), lam(rows), weights(rows * n), value(rows), again(rows);

@@ -14,6 +14,7 @@ import numpy as np
 
 from .._maths.operator import Operator
 from .._types import Array
+from . import layout
 
 try:
     from . import _native as native
@@ -25,13 +26,15 @@ except ImportError:
         RuntimeWarning,
         stacklevel=2,
     )
+else:
+    layout.check(native.layout())
 
 __all__ = ["THREADS", "Solved", "native", "solve"]
 
 #: How many threads NumPy calls may use; tensors use what torch allows.
 THREADS = int(os.environ.get("SPARSETOPK_THREADS", "1"))
 
-_FLOAT64 = 1
+_FLOAT64 = layout.DTYPES["float64"]
 
 
 class Solved(NamedTuple):

@@ -11,9 +11,6 @@ MASK, MAGNITUDE, SIGN, TWO_SIDED, EXP = range(5)
 PHI_NAMES: tuple[PhiName, ...] = ("identity", "half_square", "abs", "identity", "exp")
 OF_PHI: dict[PhiName, int] = {"identity": MASK, "half_square": MAGNITUDE, "abs": SIGN, "exp": EXP}
 
-# The values of 1/(p - 1) for which the two-sided response has a closed form.
-_CLOSED_FORMS = (1.0, 2.0, 3.0)
-
 
 def exponent(p: float) -> float:
     """q - 1 = 1 / (p - 1), with the rounding of p = 3/2 and p = 4/3 taken out."""
@@ -32,8 +29,11 @@ class Operator(NamedTuple):
     @property
     def is_compiled(self) -> bool:
         """Whether the compiled core, where it is there, has this operator."""
-        closed = self.exponent in _CLOSED_FORMS
-        return self.op in (MASK, MAGNITUDE, SIGN) or (self.op == TWO_SIDED and closed)
+        # The two-sided one for p from 1.05 to 20, up to rounding. Here, as torch.compile may take
+        # numbers at the top of a module for variables.
+        if self.op == TWO_SIDED:
+            return 0.999 / 19 <= self.exponent <= 20.001
+        return self.op in (MASK, MAGNITUDE, SIGN)
 
     @property
     def phi_name(self) -> PhiName:

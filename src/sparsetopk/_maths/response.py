@@ -90,6 +90,28 @@ class Split(NamedTuple):
         )
 
 
+def hard_mask(
+    xp: Any, a: Array, pivot: Array, k: Count, sums: Sums, before: Array | None = None
+) -> Array:
+    """1 above the pivot; what is left goes to the entries equal to it, the lowest index first.
+
+    ``before`` is how many entries equal to the pivot come before each, if these are a part of a row.
+    """
+    tied = (a == pivot) & (a > -xp.inf)  # padding is never selected
+    if before is None:
+        before = xp.cumsum(tied, axis=-1) - xp.astype(tied, xp.int32)
+    over = sums([a > pivot])[0]
+    share = xp.clip(xp.astype(k.whole - over - before, k.frac.dtype) + k.frac, 0.0, 1.0)
+    return xp.where(a > pivot, 1.0, xp.where(tied, share, 0.0))
+
+
+def hard_output(xp: Any, x: Array, sign: Array | None, mask: Array, operator: Operator) -> Array:
+    """The output for lam = 0: the mask, with the values or the signs of x."""
+    if operator.op == MAGNITUDE:
+        return xp.where(mask > 0, x * mask, 0.0)
+    return mask if sign is None else sign * mask
+
+
 class Relaxed(NamedTuple):
     """Solved rows. Live, where a framework differentiates: x, k, lam, delta, and what follows."""
 
@@ -177,18 +199,10 @@ class Relaxed(NamedTuple):
         return y if self.sign is None else self.sign * y
 
     def hard_mask(self, before: Array | None = None) -> Array:
-        """1 above the pivot; what is left goes to the entries equal to it, the lowest index first.
-
-        ``before`` is how many entries equal to the pivot come before each, if these are a part of a row.
-        """
-        xp, a, pivot = self.xp, self.xp.stop_gradient(self.a), self.split.pivot
-        tied = (a == pivot) & (a > -xp.inf)  # padding is never selected
-        if before is None:
-            before = xp.cumsum(tied, axis=-1) - xp.astype(tied, xp.int32)
-        over = self.sums([a > pivot])[0]
-        frac = xp.stop_gradient(self.k.frac)
-        share = xp.clip(xp.astype(self.k.whole - over - before, frac.dtype) + frac, 0.0, 1.0)
-        return xp.where(a > pivot, 1.0, xp.where(tied, share, 0.0))
+        """Of hard rows, with ``before`` as in ``hard_mask``."""
+        still = self.xp.stop_gradient
+        k = Count(self.k.whole, still(self.k.frac))
+        return hard_mask(self.xp, still(self.a), self.split.pivot, k, self.sums, before)
 
     def y(self, hard_mask: Array | None = None) -> Array:
         """The output; ``hard_mask`` is that of hard rows, if it is known already."""
@@ -200,7 +214,7 @@ class Relaxed(NamedTuple):
         y = self.signed(self._shared(xp.astype(self.k.whole, y.dtype) + self.k.frac, y))
         if split.hard is not None:
             mask = self.hard_mask() if hard_mask is None else hard_mask
-            y = xp.where(split.hard, self._hard(mask), y)
+            y = xp.where(split.hard, hard_output(xp, self.x, self.sign, mask, self.operator), y)
         return xp.where(split.invalid, xp.nan, y)
 
     def _shared(self, k: Array, y: Array) -> Array:
@@ -208,11 +222,6 @@ class Relaxed(NamedTuple):
         xp, crowd = self.xp, self.split.crowd
         share = k / xp.where(crowd > 0, crowd, 1.0)
         return xp.where((self.x == xp.inf) & (crowd > 0), share, y)
-
-    def _hard(self, mask: Array) -> Array:
-        if self.operator.op == MAGNITUDE:
-            return self.xp.where(mask > 0, self.x * mask, 0.0)
-        return self.signed(mask)
 
     @property
     def _is_fractional(self) -> Array:

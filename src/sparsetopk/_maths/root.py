@@ -21,7 +21,8 @@ class Root(NamedTuple):
     residual: Array
     met: Array  # the residual is good enough: one more step is taken
     done: Array
-    width: Array  # of the bracket, four steps ago or less
+    width: Array  # of the bracket, two steps ago or less
+    stride: Array  # Newton's, two steps ago or less
 
 
 def increasing_root(
@@ -39,9 +40,9 @@ def increasing_root(
     """Root of an increasing f in [lo, hi] where ``rows`` is set: Newton's method kept in the bracket.
 
     ``f(x)`` returns the value, the Newton step, and the size of what the value is a difference of, to
-    which ``tol`` is relative. A Newton point outside the bracket, or a bracket that three steps did not
-    halve, gives way to the midpoint, so the bracket halves at least every four steps and nothing can
-    hang.
+    which ``tol`` is relative. A Newton point outside the bracket gives way to the midpoint, and so does
+    one after two steps that halved neither the bracket nor the Newton step (which comes from one side
+    where it converges fast): so nothing can hang.
 
     An element is done one step after ``|f| <= tol size``, or when its bracket is a few roundings wide,
     of x or of ``unit`` if that is larger. The point with the smallest ``|f|`` is the answer.
@@ -67,12 +68,14 @@ def increasing_root(
         target = at.x + xp.where(small, -2 * rounding * xp.sign(value), newton)
         use_newton = (target > lo) & (target < hi)
         done = done | (met & ~use_newton)
-        slow = (i % 4 == 3) & (hi - lo > at.width / 2)
-        width = xp.where((i % 4 == 3) & (hi >= lo), hi - lo, at.width)
+        second, stride = i % 2 == 1, xp.abs(newton)
+        slow = second & (hi - lo > at.width / 2) & (small | ~(stride <= at.stride / 2))
+        width = xp.where(second & (hi >= lo), hi - lo, at.width)
+        stride = xp.where(second, stride, at.stride)
         x = xp.where(done, best, xp.where(use_newton & ~slow, target, middle))
-        return Root(x, lo, hi, best, residual, met, done, width)
+        return Root(x, lo, hi, best, residual, met, done, width, stride)
 
     start = xp.minimum(xp.maximum(start, lo), hi)
     unknown = xp.full_like(start, xp.inf)
-    first = Root(start, lo, hi, start, unknown, ~rows, ~rows, hi - lo)
+    first = Root(start, lo, hi, start, unknown, ~rows, ~rows, hi - lo, hi - lo)
     return xp.while_loop(lambda at: ~at.done, step, first, limit)

@@ -21,6 +21,20 @@ def default_capacity(k: float, n: int) -> int:
     return min(n, math.ceil(k) + max(8, math.ceil(k / 4)))
 
 
+def check_slots(capacity: int, k: float, n: int) -> None:
+    """That each of the ceil(k) entries that are selected straight through has a slot."""
+    least = min(n, math.ceil(k))
+    if capacity < least:
+        raise ValueError(
+            f"capacity must be at least ceil(k)={least} when straight_through=True, got {capacity}"
+        )
+
+
+def hard_first(xp: Any, hard: Array, y: Array) -> Array:
+    """By what entries are given slots: all of the hard selection, then the largest of the others."""
+    return xp.where(hard > 0, math.inf, abs(y))
+
+
 class Window(NamedTuple):
     """The entries within ``fractional`` ranks of the boundary, in decreasing order, and k among them.
 

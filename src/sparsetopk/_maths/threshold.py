@@ -271,6 +271,8 @@ class _Problem(NamedTuple):
         lo, hi, start = self._bracket()
         # With a larger delta, n entries t lose more digits than k has.
         small = 8.0 * self._count / self.row.n
+        # In float64 there are digits to spare, and where passes are collectives none is to be lost.
+        precise = self.row.is_bracketed and xp.finfo(lo.dtype).bits == 64
 
         def step(i: Any, at: _Search) -> _Search:
             value, newton, _ = self.equation(at.v, xp.zeros_like(at.v))
@@ -279,6 +281,7 @@ class _Problem(NamedTuple):
             middle, adjacent = _between(xp, lo, hi)
             narrow = self._narrow(lo, hi)
             near = at.near | adjacent | (narrow & (xp.abs(newton) <= small))
+            near = near | narrow if precise else near
             move, least = -self.lam * newton, 0.5 * self.lam
             if self._even:
                 least = xp.minimum(least, 0.5 * at.v)

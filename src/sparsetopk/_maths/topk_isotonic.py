@@ -22,6 +22,7 @@ class Prepared(NamedTuple):
     valid: Array  # rows (..., 1) whose result is not NaN
     soft: Array  # of these, the rows with lam > 0
     overfull: Array  # rows with more than k entries at +inf, which share k
+    given: Array  # x + k + lam as they came, (..., n): what invalid rows have their derivatives of
 
 
 def prepare(xp: Any, x: Array, k: Count, lam: Array, operator: Operator) -> Prepared:
@@ -32,6 +33,7 @@ def prepare(xp: Any, x: Array, k: Count, lam: Array, operator: Operator) -> Prep
     soft = valid & (lam > 0)
     sign = xp.where(x < 0, -xp.ones_like(x), 1.0) if even else None
     a = xp.where(valid, x if sign is None else sign * x, 0.0)
+    given = x + k.frac + lam
     k = Count(xp.where(valid, k.whole, 0), xp.where(valid, k.frac, 0.0))
     infinite = a == xp.inf
     overfull = xp.total(infinite) - k.whole > k.frac
@@ -44,7 +46,7 @@ def prepare(xp: Any, x: Array, k: Count, lam: Array, operator: Operator) -> Prep
     lam = xp.where(soft, xp.clip(lam, float(xp.finfo(lam.dtype).tiny), None), 1.0)
     w = xp.astype(k.whole - xp.index(x), lam.dtype) + xp.stop_gradient(k.frac)
     a = _without_infinities(xp, a, lam)
-    return Prepared(x, sign, a, xp.clip(w, 0.0, 1.0), k, lam, valid, soft, overfull)
+    return Prepared(x, sign, a, xp.clip(w, 0.0, 1.0), k, lam, valid, soft, overfull, given)
 
 
 def _without_infinities(xp: Any, a: Array, lam: Array) -> Array:
@@ -76,6 +78,10 @@ class Paired(NamedTuple):
         boundary = solved.paired == xp.clip(rows.k.whole, None, w.shape[-1] - 1)
         return cls(w, size, weight, boundary & (weight > 0) & (weight < size))
 
+    def live_w(self, xp: Any, k: Count) -> Array:
+        """w, which moves with k."""
+        return self.w + xp.where(self.shared, k.frac - xp.stop_gradient(k.frac), 0.0)
+
     @property
     def selected(self) -> Array:
         """Entries that are selected whole and stand alone."""
@@ -92,6 +98,12 @@ def output(
             y = xp.where(paired.selected, rows.a, y)
         y = xp.where(is_undecided(rows), 0.0, y)
     return y if rows.sign is None else rows.sign * y
+
+
+def or_nan(xp: Any, rows: Prepared, valid: Array, y: Array) -> Array:
+    """The output, NaN in invalid rows; and so are their derivatives."""
+    nan = rows.given * xp.astype(xp.where(valid, 0.0, xp.nan), rows.x.dtype)
+    return xp.where(valid, y, nan)
 
 
 def is_undecided(rows: Prepared) -> Array:

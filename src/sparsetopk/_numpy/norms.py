@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .._checks import check_phi
+from .._maths.norms import conjugate_of_top_k
 from .._maths.scalars import Phi
 from .._types import Array, Bools, FloatArray, PhiName
 from . import namespace as xp
 from .arguments import Rows, check_k
-from .hard import ones_k
 from .polytope import broadcast_weights, permutahedron_value
 
 # Membership in a polytope is decided up to the rounding of the sums that define it.
@@ -56,8 +56,9 @@ def support_negentropy(y: ArrayLike, k: ArrayLike, *, axis: int = -1) -> FloatAr
 
 def _conjugate_of_top_k(y: ArrayLike, k: ArrayLike, phi: PhiName, axis: int) -> FloatArray:
     rows = Rows.of("y", y, axis)
-    w = ones_k(check_k(rows.per_row("k", k), rows.n), rows.n)
-    return rows.restore_scalars(_conjugate(rows.data, w, Phi(xp, phi)))
+    k_rows = xp.split(check_k(rows.per_row("k", k), rows.n))
+    with xp.quiet():
+        return rows.restore_scalars(conjugate_of_top_k(xp, rows.data, k_rows, Phi(xp, phi)))
 
 
 def conjugate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +12,7 @@ from .._checks import check_exponent, check_positive_int
 from .._maths import select
 from .._maths.operator import MAGNITUDE, MASK, TWO_SIDED, Operator
 from .._maths.response import Relaxed
-from .._maths.select import Window, default_capacity
+from .._maths.select import Window, check_slots, default_capacity, hard_first
 from .._types import Array, FloatArray
 from . import namespace as xp
 from .arguments import Rows
@@ -29,6 +29,16 @@ class Selection(NamedTuple):
     dropped: FloatArray
 
 
+class StraightThroughSelection(NamedTuple):
+    """The hard top-k in slots, followed by the entries that compete with it."""
+
+    values: FloatArray
+    indices: NDArray[np.int64]
+    dropped: FloatArray
+    selected: NDArray[np.bool_]  # whether a slot is of the hard selection
+
+
+@overload
 def topk_select(
     x: ArrayLike,
     k: ArrayLike,
@@ -39,7 +49,37 @@ def topk_select(
     magnitude: bool = False,
     axis: int = -1,
     capacity: int | None = None,
-) -> Selection:
+    straight_through: Literal[False] = False,
+) -> Selection: ...
+
+
+@overload
+def topk_select(
+    x: ArrayLike,
+    k: ArrayLike,
+    lam: ArrayLike = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    magnitude: bool = False,
+    axis: int = -1,
+    capacity: int | None = None,
+    straight_through: Literal[True],
+) -> StraightThroughSelection: ...
+
+
+def topk_select(
+    x: ArrayLike,
+    k: ArrayLike,
+    lam: ArrayLike = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    magnitude: bool = False,
+    axis: int = -1,
+    capacity: int | None = None,
+    straight_through: bool = False,
+) -> Selection | StraightThroughSelection:
     """The nonzero entries of ``topk_mask(x)``, or with ``magnitude=True`` of ``topk_mag(x)``.
 
     Returns values and indices with ``capacity`` slots along the axis. Indices increase strictly, so
@@ -48,6 +88,12 @@ def topk_select(
     default capacity is ``min(n, ceil(k) + max(8, ceil(k/4)))``; it must be given if k is an array.
 
     The derivative of the values is that of the operator at the indices.
+
+    With ``straight_through=True`` the first ceil(k) slots are the hard selection, with the value 1 (or
+    x), and those after them the entries that compete with it, with the value 0; indices increase in
+    each part. All have the relaxed derivative, and ``selected`` says which slots are of the first part:
+    fewer if a row has fewer than k candidates, the rest being -inf. Each of the ceil(k) must have a
+    slot; ``dropped`` is what the relaxed operator gives to entries without a slot.
 
     >>> selection = topk_select([3.0, -1.0, 1.0, 0.95], k=2, capacity=3)
     >>> selection.values, selection.indices
@@ -59,18 +105,47 @@ def topk_select(
         y = topk_mag(x, k, lam, p=p, axis=axis)
     else:
         y = topk_mask(x, k, lam, p=p, two_sided=two_sided, axis=axis)
-    n = y.shape[axis]
+    capacity = _check_capacity(capacity, k, y.shape[axis], straight_through)
+    if not straight_through:
+        return _in_slots(y, y, capacity, axis)
+    x = np.asarray(x)
+    hard = topk_mask(np.abs(x) if magnitude else x, k, 0.0, axis=axis)
+    return _hard_first(y, hard, x * hard if magnitude else hard, capacity, axis)
+
+
+def _hard_first(
+    y: FloatArray, hard: FloatArray, value: FloatArray, capacity: int, axis: int
+) -> StraightThroughSelection:
+    """Slots of ``value``, that of the hard selection, for what competes in y."""
+    _, indices, dropped = _in_slots(y, hard_first(xp, hard, y), capacity, axis)
+    # The hard selection first, and each part in the order of the indices.
+    order = np.argsort(np.take_along_axis(hard, indices, axis) <= 0, axis=axis, kind="stable")
+    indices = np.take_along_axis(indices, order, axis)
+    selected = np.take_along_axis(hard, indices, axis) > 0
+    values = np.where(selected, np.take_along_axis(value, indices, axis), 0.0)
+    values = np.where(np.isnan(np.expand_dims(dropped, axis)), np.nan, values)
+    return StraightThroughSelection(values.astype(y.dtype), indices, dropped, selected)
+
+
+def _check_capacity(capacity: int | None, k: ArrayLike, n: int, straight_through: bool) -> int:
     if capacity is None:
         if np.ndim(k):
             raise ValueError(
                 f"capacity must be given when k is an array, got k of shape {np.shape(k)}"
             )
-        capacity = default_capacity(float(np.asarray(k)), n)
-    elif n:
+        return default_capacity(float(np.asarray(k)), n)
+    if n:
         check_positive_int("capacity", capacity, at_most=n)
-    size = np.moveaxis(np.abs(y), axis, -1)
+    if straight_through and np.size(k):
+        check_slots(capacity, float(np.max(k)), n)
+    return capacity
+
+
+def _in_slots(y: FloatArray, by: FloatArray, capacity: int, axis: int) -> Selection:
+    """The entries of y that are largest in magnitude by another array."""
+    size, key = (np.moveaxis(np.abs(v), axis, -1) for v in (y, by))
     # A row of NaN sorts like any other: its slots are NaN.
-    kept = np.sort(descending_order(size)[..., :capacity], axis=-1)
+    kept = np.sort(descending_order(key.astype(np.float64))[..., :capacity], axis=-1)
     indices = np.moveaxis(kept, -1, axis).astype(np.int64)
     values = np.take_along_axis(y, indices, axis=axis)
     left_out = size.astype(np.float64)

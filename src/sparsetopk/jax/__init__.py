@@ -4,7 +4,7 @@ from ._functions.losses import topk_loss, topk_value
 from ._functions.norms import half_sq_support_norm, owl_norm, support_negentropy
 from ._functions.operators import topk, topk_mag, topk_mask, topk_sign
 from ._functions.polytope import permutahedron, permutahedron_value, soft_rank, soft_sort
-from ._functions.selection import Selection, choose_lam, topk_select
+from ._functions.selection import Selection, StraightThroughSelection, choose_lam, topk_select
 from .moe import Routing, expert_choice, token_choice
 from .prune import prune_params
 
@@ -34,5 +34,6 @@ __all__ = [
     "token_choice",
     # results
     "Selection",
+    "StraightThroughSelection",
     "Routing",
 ]

@@ -2,27 +2,104 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from .._checks import check_positive_int
 from ._rows.arguments import Number
+from ._spread.groups import check_group
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class RunningLam(torch.nn.Module):
+    r"""A lam that keeps about ``target`` entries of a row competing while a model trains.
+
+    .. math:: \lambda \leftarrow \lambda\, (\text{target} / \text{count})^{\text{rate}}
+
+    after every forward in ``train()``, with the number of entries that were fractional, on average over
+    the rows. As scores spread in training, a lam that stays the same lets fewer and fewer compete.
+    Give it as ``lam`` to a module; modules that share it must be called equally often.
+
+    The target goes to ``final`` in so many ``steps``, in equal ratios. lam and the step are buffers, so
+    that training goes on as it was from a state dict. With a ``group``, counts are those of all ranks.
+
+    >>> lam = RunningLam(target=8, start=0.1)
+    >>> lam.observe(torch.rand(100, 30) < 0.1, rows=100)  # 3 compete on average: lam grows
+    >>> bool(lam.value > 0.1)
+    True
+    """
+
+    log_lam: Tensor
+    step: Tensor
+
+    def __init__(
+        self,
+        target: float = 8.0,
+        start: float = 1.0,
+        *,
+        rate: float = 0.3,
+        final: float | None = None,
+        steps: int | None = None,
+        group: ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("target", target), ("start", start), ("rate", rate), ("final", final)):
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be finite and greater than 0, got {value}")
+        if (final is None) != (steps is None):
+            raise ValueError(f"final and steps go together, got final={final} and steps={steps}")
+        self.target, self.rate, self.final, self.group = target, rate, final, group
+        self.steps = 1 if steps is None else check_positive_int("steps", steps)
+        # Of length 1: torch.compile loses changes of a float64 buffer without dimensions (torch 2.13).
+        self.register_buffer("log_lam", torch.tensor([math.log(start)], dtype=torch.float64))
+        self.register_buffer("step", torch.tensor(0))
+
+    @property
+    def value(self) -> Tensor:
+        """lam as it is now; a copy, as it moves before the backward."""
+        return self.log_lam.exp().squeeze(0)
+
+    @property
+    def current_target(self) -> Tensor:
+        ratio = 1.0 if self.final is None else self.final / self.target
+        return self.target * ratio ** (self.step / self.steps).clamp(max=1.0)
+
+    @torch.no_grad()
+    def observe(self, competing: Tensor, rows: float) -> None:
+        """Move lam, after so many rows of which entries competed as the flags say."""
+        count = competing.sum().to(self.log_lam)
+        if (shared := check_group(self.group)) is not None:
+            count, rows = shared.sum(torch.stack([count, torch.full_like(count, rows)])).tolist()
+        if rows:
+            # Where none competes, lam grows by a factor that does not depend on how many rows there are.
+            mean = torch.as_tensor(count / rows).clamp(min=0.1)
+            move = self.rate * (self.current_target / mean).log()
+            self.log_lam.copy_(self.log_lam + move)
+        self.step.add_(1)
+
+    def extra_repr(self) -> str:
+        return f"target={self.target:g}"
 
 
 class Module(torch.nn.Module):
     """k, lam and the keyword arguments of a function."""
 
     k: Number
-    lam: Number
+    lam: Number | RunningLam
 
-    def __init__(self, k: Number, lam: Number, **options: Any) -> None:
+    def __init__(self, k: Number, lam: Number | RunningLam, **options: Any) -> None:
         super().__init__()
         self._keep("k", k)
         self._keep("lam", lam)
         self.options = options
 
-    def _keep(self, name: str, value: Number) -> None:
+    def _keep(self, name: str, value: Number | RunningLam) -> None:
         if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter):
             self.register_buffer(name, value)
         else:
@@ -33,7 +110,9 @@ class Module(torch.nn.Module):
         return ", ".join(f"{key}={value}" for key, value in shown.items())
 
 
-def _short(value: Number) -> str:
+def _short(value: Number | RunningLam) -> str:
+    if isinstance(value, RunningLam):
+        return f"RunningLam({value.extra_repr()})"
     if not isinstance(value, Tensor):
         return f"{value:g}"
     return f"{type(value).__name__}{tuple(value.shape)}"
@@ -42,14 +121,24 @@ def _short(value: Number) -> str:
 class HardenedModule(Module):
     """A module that may be hard in evaluation mode."""
 
-    def __init__(self, k: Number, lam: Number, *, hard_eval: bool, **options: Any) -> None:
+    def __init__(
+        self, k: Number, lam: Number | RunningLam, *, hard_eval: bool, **options: Any
+    ) -> None:
         super().__init__(k, lam, **options)
         self.hard_eval = hard_eval
 
     @property
     def current_lam(self) -> Number:
         """lam, or 0 where the module is hard."""
-        return 0.0 if self.hard_eval and not self.training else self.lam
+        if self.hard_eval and not self.training:
+            return 0.0
+        return self.lam.value if isinstance(self.lam, RunningLam) else self.lam
+
+    def watch(self, competing: Callable[[], Tensor], rows: int) -> None:
+        """Tell a running lam which entries compete."""
+        if self.training and isinstance(self.lam, RunningLam):
+            with torch.no_grad():
+                self.lam.observe(competing(), rows)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (", hard_eval=True" if self.hard_eval else "")

@@ -11,6 +11,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from .._checks import check_choice
 from .._maths.select import default_capacity
 from ._functions.operators import topk_mask
 from ._functions.selection import check_capacity, in_slots, select_slots
-from ._modules import HardenedModule
+from ._modules import HardenedModule, RunningLam
 from ._rows.arguments import Number, check_float_tensor, show
 from ._spread.groups import check_group
 
@@ -39,6 +40,12 @@ class Routing(NamedTuple):
     dropped: Tensor  # [..., experts]: the part of the selection that found no slot
     balance: Tensor  # a scalar: the load-balance loss of ``token_choice``, 1 if all is even
 
+    @property
+    def competing(self) -> Tensor:
+        """Which slots are taken in part."""
+        share = self.selected.detach()
+        return (share > 0) & (share < 1)
+
     def statistics(self) -> dict[str, Tensor]:
         """For logging: ``load``, how many tokens every expert takes (a mean over all but experts);
         ``dropped``, the share of the selection that found no slot; ``fractional``, the share of the
@@ -50,7 +57,7 @@ class Routing(NamedTuple):
         return {
             "load": taken.sum(dim=-1).to(kept.dtype).sum_to_size(taken.shape[-2]) / groups,
             "dropped": lost / (kept + lost).clamp_min(torch.finfo(kept.dtype).tiny),
-            "fractional": (taken & (self.selected.detach() < 1)).sum() / count.clamp_min(1),
+            "fractional": self.competing.sum() / count.clamp_min(1),
         }
 
 
@@ -208,7 +215,7 @@ class _Router(HardenedModule):
     logits while training."""
 
     def __init__(
-        self, k: Number, lam: Number, *, noise: float, hard_eval: bool, **options: Any
+        self, k: Number, lam: Number | RunningLam, *, noise: float, hard_eval: bool, **options: Any
     ) -> None:
         super().__init__(k, lam, hard_eval=hard_eval, **options)
         self.noise = noise
@@ -235,7 +242,7 @@ class ExpertChoice(_Router):
     def __init__(
         self,
         k: Number | None = None,
-        lam: Number = 0.1,
+        lam: Number | RunningLam = 0.1,
         *,
         capacity_factor: float | None = None,
         p: float = 2.0,
@@ -268,15 +275,11 @@ class ExpertChoice(_Router):
             capacity = (
                 min(tokens, max(1, math.ceil(k))) if hard else default_capacity(float(k), tokens)
             )
-        return expert_choice(
-            self._noisy(logits),
-            k,
-            self.current_lam,
-            mask=mask,
-            capacity=capacity,
-            group=self.group,
-            **self.options,
-        )
+        options = {"mask": mask, "group": self.group, **self.options}
+        route = partial(expert_choice, self._noisy(logits), k, self.current_lam, **options)
+        # A slot for every token: what is dropped competes too, or lam would grow for ever.
+        self.watch(lambda: route(capacity=tokens).competing, logits.numel() // max(tokens, 1))
+        return route(capacity=capacity)
 
     def extra_repr(self) -> str:
         shown = super().extra_repr()
@@ -296,7 +299,7 @@ class TokenChoice(_Router):
     def __init__(
         self,
         k: float = 1,
-        lam: Number = 0.1,
+        lam: Number | RunningLam = 0.1,
         *,
         capacity_factor: float = 1.25,
         p: float = 2.0,
@@ -316,14 +319,10 @@ class TokenChoice(_Router):
         capacity = self.capacity
         if capacity is None:
             capacity = max(1, math.ceil(self.capacity_factor * float(self.k) * tokens / experts))
-        return token_choice(
-            self._noisy(logits),
-            self.k,
-            self.current_lam,
-            mask=mask,
-            capacity=min(capacity, tokens),
-            **self.options,
-        )
+        options = {"mask": mask, **self.options}
+        route = partial(token_choice, self._noisy(logits), self.k, self.current_lam, **options)
+        self.watch(lambda: route(capacity=tokens).competing, logits.numel() // max(experts, 1))
+        return route(capacity=min(capacity, tokens))
 
 
 class ExpertMLP(nn.Module):

@@ -1,17 +1,20 @@
 """Modules over the functions of this package; they hold no state but what they are given.
 
 ``k`` and ``lam`` are numbers, tensors (kept as buffers) or parameters (trained, if they require
-gradients). With ``hard_eval=True`` a module in evaluation mode is the hard operator, lam = 0.
+gradients); ``lam`` may be a ``RunningLam``. With ``hard_eval=True`` a module in evaluation mode is the
+hard operator, lam = 0.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from torch import Tensor
 
 from .._types import Completion, Reduction
 from ._functions.losses import topk_loss
 from ._functions.operators import topk, topk_mag, topk_mask, topk_sign
-from ._modules import HardenedModule, Module
+from ._modules import HardenedModule, Module, RunningLam
 from ._rows.arguments import Number
 from .moe import ExpertChoice, ExpertMLP, MixtureOfExperts, TokenChoice
 
@@ -19,6 +22,7 @@ __all__ = [
     "ExpertChoice",
     "ExpertMLP",
     "MixtureOfExperts",
+    "RunningLam",
     "TokenChoice",
     "TopK",
     "TopKLoss",
@@ -28,7 +32,32 @@ __all__ = [
 ]
 
 
-class TopKMask(HardenedModule):
+class Operator(HardenedModule):
+    """A top-k operator as a module."""
+
+    def evaluate(self, operator: Callable[..., Tensor], x: Tensor) -> Tensor:
+        lam = self.current_lam
+        y = operator(x, self.k, lam, **self.options)
+        if not isinstance(self.lam, RunningLam):
+            return y
+
+        def competing() -> Tensor:
+            """Neither 0 nor whole, as the relaxed operator has it."""
+            seen, whole = (
+                y.detach(),
+                1.0 if operator in (topk_mask, topk_sign) else x.detach().abs(),
+            )
+            if self.options["straight_through"]:
+                seen = operator(
+                    x.detach(), self.k, lam, **{**self.options, "straight_through": False}
+                )
+            return (seen != 0) & (seen.abs() != whole)
+
+        self.watch(competing, x.numel() // max(x.shape[self.options["dim"]], 1))
+        return y
+
+
+class TopKMask(Operator):
     """``topk_mask`` as a module.
 
     >>> TopKMask(2, p=1.5)
@@ -38,7 +67,7 @@ class TopKMask(HardenedModule):
     def __init__(
         self,
         k: Number,
-        lam: Number = 0.1,
+        lam: Number | RunningLam = 0.1,
         *,
         p: float = 2.0,
         two_sided: bool = False,
@@ -50,23 +79,23 @@ class TopKMask(HardenedModule):
         super().__init__(k, lam, hard_eval=hard_eval, **options, straight_through=straight_through)
 
     def forward(self, x: Tensor) -> Tensor:
-        return topk_mask(x, self.k, self.current_lam, **self.options)
+        return self.evaluate(topk_mask, x)
 
 
 class TopK(TopKMask):
     """``topk`` as a module."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return topk(x, self.k, self.current_lam, **self.options)
+        return self.evaluate(topk, x)
 
 
-class TopKMag(HardenedModule):
+class TopKMag(Operator):
     """``topk_mag`` as a module."""
 
     def __init__(
         self,
         k: Number,
-        lam: Number = 0.1,
+        lam: Number | RunningLam = 0.1,
         *,
         p: float = 2.0,
         debias: bool = True,
@@ -78,16 +107,16 @@ class TopKMag(HardenedModule):
         super().__init__(k, lam, hard_eval=hard_eval, **options, straight_through=straight_through)
 
     def forward(self, x: Tensor) -> Tensor:
-        return topk_mag(x, self.k, self.current_lam, **self.options)
+        return self.evaluate(topk_mag, x)
 
 
-class TopKSign(HardenedModule):
+class TopKSign(Operator):
     """``topk_sign`` as a module."""
 
     def __init__(
         self,
         k: Number,
-        lam: Number = 0.1,
+        lam: Number | RunningLam = 0.1,
         *,
         p: float = 2.0,
         dim: int = -1,
@@ -98,7 +127,7 @@ class TopKSign(HardenedModule):
         super().__init__(k, lam, hard_eval=hard_eval, **options, straight_through=straight_through)
 
     def forward(self, x: Tensor) -> Tensor:
-        return topk_sign(x, self.k, self.current_lam, **self.options)
+        return self.evaluate(topk_sign, x)
 
 
 class TopKLoss(Module):
@@ -136,4 +165,5 @@ class TopKLoss(Module):
         self.register_buffer("weight", weight)
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return topk_loss(logits, targets, self.k, self.lam, weight=self.weight, **self.options)
+        lam = self.lam.value if isinstance(self.lam, RunningLam) else self.lam
+        return topk_loss(logits, targets, self.k, lam, weight=self.weight, **self.options)

@@ -17,6 +17,7 @@ On a model that FSDP2 has sharded there is no parametrisation: ``fsdp`` says wha
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from .._checks import check_choice, check_exponent
+from .._checks import check_choice, check_exponent, check_positive_int
 from ._prune.pruned import Group, Operator, Pruned, PrunedShard, Settings, beside, count_units
 from ._prune.schedules import ChooseLam, KeepSchedule, LamSchedule, Schedule, check_schedules
 from ._prune.targets import (
@@ -94,9 +95,9 @@ class Pruner:
 def prune(
     model: torch.nn.Module,
     keep: Keep | Mapping[str | type[torch.nn.Module], Keep] = 0.1,
-    lam: float | ChooseLam = 1e-4,
+    lam: float | ChooseLam | None = None,
     *,
-    p: float = 2.0,
+    p: float | None = None,
     scope: Literal["tensor", "global"] = "tensor",
     modules: Names | None = None,
     exclude: Names | None = None,
@@ -105,14 +106,19 @@ def prune(
     operator: Operator | None = None,
     lam_scale: Literal["rms"] | None = None,
     straight_through: bool = False,
+    steps: int | None = None,
 ) -> Pruner:
     """Parametrise weights of a model, in place, by ``topk_mag``.
 
     - ``keep``: a float is the share that is kept, an int the number; for all, or a mapping from names
       or module types to it (what no key matches stays as it is). Of each tensor by itself
       (``scope="tensor"``), or of all of them together ("global").
+    - ``steps``: for how many steps the model will be trained. What is kept then goes down from all in
+      the first half of them, by a ``KeepSchedule``: call ``step()`` of the result after every one.
     - ``lam``: how far the selection is relaxed, 0 is hard; or a ``ChooseLam``. ``lam_scale="rms"`` takes
       it in units of the weights' root mean square to the power 2 - p (for p = 2 it is a pure number).
+      By default lam is 0 with ``steps``; without, it is 1 in these units, with p = 4/3 (on sharded
+      parameters p = 2): what did well in each case. With a lam, p is 2 by default.
     - ``modules``, ``exclude``: module types, and names of modules or parameters. By default the weights
       of linear, convolution and embedding layers; a name of a container means those below it, and
       the full name of a parameter that one, whatever the module.
@@ -134,7 +140,9 @@ def prune(
     check_choice("unit", unit, ("weight", "row"))
     if lam_scale not in (None, "rms"):
         raise ValueError(f"lam_scale must be None or 'rms', got {lam_scale!r}")
-    check_exponent(p)
+    if p is not None:
+        check_exponent(p)
+    lam, schedule, relaxed = _recipe(lam, schedule, steps)
     if not isinstance(lam, ChooseLam):
         check_number("lam", lam)
         check_lam(lam, readable=True)
@@ -143,12 +151,15 @@ def prune(
     if scope == "global" and isinstance(keep, Mapping):
         raise TypeError("keep must be a number when scope='global', got a mapping")
     targets = find_targets(model, keep, modules, exclude)
-    settings = Settings(p, unit, operator, lam_scale, straight_through)
+    sharded = any(hasattr(target.weight, "placements") for target in targets)  # DTensors
+    if relaxed and not sharded:
+        p, lam_scale = 4 / 3 if p is None else p, "rms"
+    settings = Settings(2.0 if p is None else p, unit, operator, lam_scale, straight_through)
     first_lam = lam if isinstance(lam, ChooseLam) else float(lam)
     parts = [targets] if scope == "global" else by_weight(targets)
     schedules = check_schedules(schedule)
     groups = [_group(part, settings, first_lam) for part in parts]
-    if any(hasattr(target.weight, "placements") for target in targets):  # DTensors
+    if sharded:
         from ._prune import fsdp  # which needs torch.distributed
 
         fsdp.check_sharded(settings, scope, lam)
@@ -158,6 +169,19 @@ def prune(
         for group, part in zip(groups, parts, strict=True):  # every argument is checked by now
             _register(group, part)
     return Pruner(groups, schedules)
+
+
+def _recipe(
+    lam: float | ChooseLam | None, schedule: Schedule | Sequence[Schedule] | None, steps: int | None
+) -> tuple[float | ChooseLam, Schedule | Sequence[Schedule] | None, bool]:
+    """lam and the schedules, with what did well where nothing was said; whether lam was chosen here,
+    and relaxes."""
+    if steps is None:
+        return 1.0 if lam is None else lam, schedule, lam is None
+    check_positive_int("steps", steps)
+    if schedule is not None:
+        raise ValueError(f"schedule must be None when steps is given, got {schedule!r}")
+    return 0.0 if lam is None else lam, KeepSchedule(max(1, steps // 2)), False
 
 
 def _group(targets: list[Target], settings: Settings, lam: float | ChooseLam) -> Group:
@@ -223,6 +247,7 @@ def report(model: torch.nn.Module) -> list[Row]:
         rows.append(Row(name, tuple(w.shape), kept, kept / max(w.numel(), 1), fractional))
     if processes is None or Shared(processes).rank == 0:
         _print(rows)
+        _warn([each[-1].group for each in found], rows)
     return rows
 
 
@@ -235,6 +260,27 @@ def _print(rows: list[Row]) -> None:
             f"{row.name:{width}}  {shape:>18}  {row.kept:11,d}  {row.fraction:8.4f}"
             f"  {row.fractional:10,d}"
         )
+
+
+def _warn(groups: list[Group], rows: list[Row]) -> None:
+    """Once, if lam is so small or so large that no selection is learned."""
+    counted = [row for group, row in zip(groups, rows, strict=True) if group.is_relaxed]
+    if not counted or any(group.warned for group in groups):
+        return
+    n, kept, fractional = math.prod(_total(counted).shape), *_total(counted)[2::2]
+    if fractional == 0:
+        advice = "the selection is hard in effect, with slopes of 1/lam; take a larger lam"
+    elif kept == n:
+        advice = "nothing is left out; take a smaller lam"
+    else:
+        return
+    for group in groups:
+        group.warned = True
+    lam = next(group.lam for group in groups if group.is_relaxed)
+    warnings.warn(
+        f"{fractional} of {n} pruned weights compete at lam={lam:g}: {advice}, or a ChooseLam",
+        stacklevel=3,
+    )
 
 
 def _total(rows: list[Row]) -> Row:

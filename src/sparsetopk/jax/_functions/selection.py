@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -13,10 +14,10 @@ from ..._checks import check_exponent, check_positive_int
 from ..._maths import select
 from ..._maths.operator import MAGNITUDE, MASK, TWO_SIDED, Count, Operator
 from ..._maths.response import Relaxed
-from ..._maths.select import Window, default_capacity
+from ..._maths.select import Window, check_slots, default_capacity, hard_first
 from ..._maths.threshold import State
 from .._rows import namespace as xp
-from .._rows.arguments import Number, Rows, check_k_and_lam, compute_dtype, exact
+from .._rows.arguments import AxisName, Number, Rows, check_k_and_lam, compute_dtype, exact
 from .._rows.calls import RowCall
 from .._rows.compiled import compiled, entries, scalars
 from .._rows.threshold import Setting, relaxed, solve
@@ -32,6 +33,16 @@ class Selection(NamedTuple):
     dropped: Array
 
 
+class StraightThroughSelection(NamedTuple):
+    """The hard top-k in slots, followed by the entries that compete with it."""
+
+    values: Array
+    indices: Array
+    dropped: Array
+    selected: Array  # whether a slot is of the hard selection
+
+
+@overload
 def topk_select(
     x: Array,
     k: Number,
@@ -42,7 +53,40 @@ def topk_select(
     magnitude: bool = False,
     axis: int = -1,
     capacity: int | None = None,
-) -> Selection:
+    straight_through: Literal[False] = False,
+    axis_name: AxisName = None,
+) -> Selection: ...
+
+
+@overload
+def topk_select(
+    x: Array,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    magnitude: bool = False,
+    axis: int = -1,
+    capacity: int | None = None,
+    straight_through: Literal[True],
+    axis_name: AxisName = None,
+) -> StraightThroughSelection: ...
+
+
+def topk_select(
+    x: Array,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    magnitude: bool = False,
+    axis: int = -1,
+    capacity: int | None = None,
+    straight_through: bool = False,
+    axis_name: AxisName = None,
+) -> Selection | StraightThroughSelection:
     """The nonzero entries of ``topk_mask(x)``, or with ``magnitude=True`` of ``topk_mag(x)``.
 
     Returns values and indices (int32) with ``capacity`` slots along the axis. Indices increase
@@ -53,16 +97,32 @@ def topk_select(
 
     The derivative of the values is that of the operator at the indices.
 
+    With ``straight_through=True`` the first ceil(k) slots are the hard selection, with the value 1 (or
+    x), and those after them the entries that compete with it, with the value 0; indices increase in
+    each part. All have the relaxed derivative, and ``selected`` says which slots are of the first part:
+    fewer if a row has fewer than k candidates, the rest being -inf. Each of the ceil(k) must have a
+    slot; ``dropped`` is what the relaxed operator gives to entries without a slot.
+
+    With an ``axis_name`` of a mesh, over which rows are sharded along ``axis``, every device has slots
+    for its own entries, and indices into its shard.
+
     >>> topk_select(jnp.array([3.0, -1.0, 1.0, 0.95]), k=2, capacity=3).indices
     Array([0, 2, 3], dtype=int32)
     """
     _check_magnitude(magnitude, two_sided)
     if magnitude:
-        y = topk_mag(x, k, lam, p=p, axis=axis)
+        y = topk_mag(x, k, lam, p=p, axis=axis, axis_name=axis_name)
     else:
-        y = topk_mask(x, k, lam, p=p, two_sided=two_sided, axis=axis)
+        y = topk_mask(x, k, lam, p=p, two_sided=two_sided, axis=axis, axis_name=axis_name)
     rows = Rows.of("y", y, axis)
-    return _select(y, rows.axis, _capacity(capacity, k, rows.n))
+    capacity = _capacity(capacity, k, rows.n)
+    if not straight_through:
+        return _select(y, rows.axis, capacity)
+    if not isinstance(k, jax.core.Tracer) and np.size(k):
+        check_slots(capacity, float(np.max(k)), rows.n)
+    x, k = lax.stop_gradient(x), lax.stop_gradient(k) if isinstance(k, Array) else k
+    hard = topk_mask(jnp.abs(x) if magnitude else x, k, 0.0, axis=axis, axis_name=axis_name)
+    return _select_straight(y, hard, x * hard if magnitude else hard, exact(k), rows.axis, capacity)
 
 
 def _check_magnitude(magnitude: bool, two_sided: bool) -> None:
@@ -89,9 +149,41 @@ def _select(y: Array, axis: int, capacity: int) -> Selection:
     data = rows.data
     indices, lost = select_slots(lax.stop_gradient(data), capacity)
     values = jnp.take_along_axis(data, indices, axis=-1)
-    size = jnp.where(lost, jnp.abs(data), 0.0).astype(compute_dtype(y))
-    dropped = jnp.where(jnp.isnan(data).any(axis=-1), jnp.nan, size.sum(axis=-1))
-    return Selection(rows.unflatten(values), rows.unflatten(indices), dropped.astype(y.dtype))
+    dropped = _left_out(data, lost, y.dtype)
+    return Selection(rows.unflatten(values), rows.unflatten(indices), dropped)
+
+
+def _left_out(y: Array, lost: Array, dtype: Any) -> Array:
+    """The sum of the magnitudes that are in no slot; NaN for a row that is."""
+    size = jnp.where(lost, jnp.abs(y), 0.0).astype(compute_dtype(y))
+    return jnp.where(jnp.isnan(y).any(axis=-1), jnp.nan, size.sum(axis=-1)).astype(dtype)
+
+
+def _straight_places(*at: Any) -> Any:
+    whole, _, dropped = _places(*at)
+    return StraightThroughSelection(whole, whole, dropped, whole)
+
+
+@compiled("axis", "capacity", results=_straight_places)
+def _select_straight(
+    y: Array, hard: Array, value: Array, k: Array | Count, axis: int, capacity: int
+) -> StraightThroughSelection:
+    """Slots of ``value``, that of the hard selection, with the derivative of y."""
+    rows = Rows("y", y, axis)
+    data, hard, value = (Rows("y", v, axis).data for v in (y, hard, value))
+    indices, lost = select_slots(hard_first(xp, hard, lax.stop_gradient(data)), capacity)
+    # The hard selection first, and each part in the order of the indices.
+    selected = jnp.take_along_axis(hard, indices, axis=-1) > 0
+    order = jnp.argsort(~selected, axis=-1, stable=True)
+    indices, selected = (jnp.take_along_axis(v, order, axis=-1) for v in (indices, selected))
+    value, live = (jnp.take_along_axis(v, indices, axis=-1) for v in (value, data))
+    value = jnp.where(selected, value, 0.0).astype(y.dtype) + (live - lax.stop_gradient(live))
+    if capacity < rows.n:  # a k that is bad makes its row NaN
+        whole, frac = rows.split(k)
+        value = jnp.where(whole + (frac > 0) > capacity, jnp.nan, value)
+    indices, selected = rows.unflatten(indices), rows.unflatten(selected)
+    dropped = _left_out(data, lost, y.dtype)
+    return StraightThroughSelection(rows.unflatten(value), indices, dropped, selected)
 
 
 def select_slots(y: Array, capacity: int) -> tuple[Array, Array]:

@@ -113,9 +113,10 @@ def topk_loss(
     _check_options(rows, completion, label_smoothing, ignore_index, weight)
     operator = Operator(TWO_SIDED if two_sided else MASK, e, False)
     fast = logits.numel() > 0 and fused_loss.takes(rows, k, lam, operator, t, weight)
-    as_labels = fast and t.dtype == torch.int64 and not label_smoothing
+    in_graph = logits.numel() > 0 and fused_loss.takes_traced(rows, k, lam, operator, t, weight)
+    as_labels = (fast or in_graph) and t.dtype == torch.int64 and not label_smoothing
     weights = added = None
-    if weight is not None or completion == "best" or not as_labels:
+    if weight is not None or completion == "best" or not as_labels or in_graph:
         _check_labels(t, ignore_index, rows.n)
         weights = _row_weights(weight, t, ignore_index)
     if completion is not None:
@@ -129,11 +130,12 @@ def topk_loss(
             t, total = _value.filled(xp, rows.data, t, k_rows, lam_rows, reg)
             added = total[:, 0]
             completion = None
+    call = Call(rows.dim, t, k, lam, operator, completion, ignore_index, added, weights, reduction)
     if fast:
-        call = Call(
-            rows.dim, t, k, lam, operator, completion, ignore_index, added, weights, reduction
-        )
         loss = fused_loss.evaluate(logits, call)
+    elif in_graph:
+        values = fused_loss.traced_values(rows, call)
+        loss = reduce(values, weights, values.shape[0], reduction)
     else:
         values = _values(rows, t, k, lam, operator, completion)
         values = values if added is None else values + added

@@ -28,7 +28,9 @@ from torch import Tensor
 from ..._checks import check_choice, check_exponent
 from ..._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator
 from ..._types import Solver, SolverOptions
+from .._fused import kernels, traced
 from .._fused import rows as fused
+from .._rows import hard
 from .._rows.arguments import (
     Number,
     Rows,
@@ -38,6 +40,7 @@ from .._rows.arguments import (
     without_entries,
 )
 from .._rows.differentiable import relax
+from .._rows.product import times, times_finite
 from .._spread import sharded
 from .._spread.groups import check_group
 from . import topk_isotonic
@@ -70,7 +73,7 @@ def _relaxed(
     if (shared := check_group(group)) is not None:
         check_choice("solver, over a group,", solver, ("threshold",))
         y = sharded.evaluate(rows, k, lam, operator, shared)
-        return _times(x, y) if times_x else y
+        return times(x, y) if times_x else y
     check_k_and_lam(rows, k, lam)
     if solver != "threshold" or options is not None:
         check_torch_solver(solver, options, op, p)
@@ -79,14 +82,19 @@ def _relaxed(
     if solver != "threshold" and not (isinstance(lam, (int, float)) and lam == 0):
         y = rows.restore(topk_isotonic.evaluate(rows, k, lam, operator, p, solver, options))
         if isinstance(lam, Tensor):  # hard rows need no solver
-            hard = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, debias=debias)
-            y = torch.where(lam == 0, hard, y)
-        return _times(x, y) if times_x else y
+            limit = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, debias=debias)
+            y = torch.where(lam == 0, limit, y)
+        return times(x, y) if times_x else y
+    if hard.takes(lam):
+        y = hard.evaluate(rows, k, operator)
+        return times(x, y) if times_x else y
     if fused.takes(rows, k, lam, operator):
         y = fused.evaluate(rows, k, lam, operator)
-        return _times_finite(x, y) if times_x else y
+        return times_finite(x, y) if times_x else y
+    if kernels.has(operator) and traced.takes(x, k, lam):
+        return traced.evaluate(rows, k, lam, operator, times_x)
     y = relax(rows, k, lam, operator).y()
-    return rows.restore(_times(rows.data.to(y.dtype), y) if times_x else y)
+    return rows.restore(times(rows.data.to(y.dtype), y) if times_x else y)
 
 
 def _on_shards(
@@ -110,19 +118,6 @@ def _straight_through(hard: Tensor, relaxed: Tensor) -> Tensor:
     """The value of one and the derivative of the other, also beside infinities."""
     hard = hard.detach()
     return torch.where(hard.isinf(), hard, hard + (relaxed - relaxed.detach()))
-
-
-def _times(x: Tensor, mask: Tensor) -> Tensor:
-    """x * mask, with 0 for padding; the mask has no slope beside an infinite x."""
-    product = torch.where(x.isfinite(), x, 0.0) * mask + 0.0  # 0 and not -0
-    return torch.where((x == torch.inf) & (mask > 0), x * mask.detach(), product)
-
-
-def _times_finite(x: Tensor, mask: Tensor) -> Tensor:
-    """The same in two passes if every entry is finite, as their sum tells."""
-    if not x.detach().sum().isfinite():
-        return _times(x, mask)
-    return torch.addcmul(x.new_zeros(()), x, mask)  # 0 and not -0
 
 
 def topk_mask(
@@ -178,8 +173,8 @@ def topk(
     op = TWO_SIDED if two_sided else MASK
     y = _relaxed(x, k, lam, p, op, dim, solver, solver_options, group, times_x=True)
     if straight_through:
-        hard = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, group, times_x=True)
-        y = _straight_through(hard, y)
+        limit = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, group, times_x=True)
+        y = _straight_through(limit, y)
     return y
 
 
@@ -213,8 +208,8 @@ def topk_mag(
     """
     y = _relaxed(x, k, lam, p, MAGNITUDE, dim, solver, solver_options, group, debias=debias)
     if straight_through:
-        hard = _relaxed(x, k, 0.0, p, MAGNITUDE, dim, "threshold", None, group)
-        y = _straight_through(hard, y)
+        limit = _relaxed(x, k, 0.0, p, MAGNITUDE, dim, "threshold", None, group)
+        y = _straight_through(limit, y)
     return y
 
 

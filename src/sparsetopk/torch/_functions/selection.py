@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -13,14 +13,18 @@ from ..._core import native
 from ..._maths import select
 from ..._maths.operator import MAGNITUDE, MASK, TWO_SIDED, Operator
 from ..._maths.response import Relaxed
-from ..._maths.select import Window, default_capacity
-from .._fused import kernels
+from ..._maths.select import Window, check_slots, default_capacity, hard_first
+from .._fused import kernels, traced
+from .._rows import hard
 from .._rows.arguments import Number, Rows, check_k_and_lam, is_plain
 from .._rows.differentiable import Live
 from .._rows.namespace import LOOKS_ALWAYS, LOOKS_NEVER
 from .._solvers import ops
 from .._solvers.vectorized import row_sum, split
 from .operators import topk_mag, topk_mask
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class Selection(NamedTuple):
@@ -29,6 +33,47 @@ class Selection(NamedTuple):
     values: Tensor
     indices: Tensor
     dropped: Tensor
+
+
+class StraightThroughSelection(NamedTuple):
+    """The hard top-k in slots, followed by the entries that compete with it."""
+
+    values: Tensor
+    indices: Tensor
+    dropped: Tensor
+    selected: Tensor  # whether a slot is of the hard selection
+
+
+@overload
+def topk_select(
+    x: Tensor,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    magnitude: bool = False,
+    dim: int = -1,
+    capacity: int | None = None,
+    straight_through: Literal[False] = False,
+    group: ProcessGroup | None = None,
+) -> Selection: ...
+
+
+@overload
+def topk_select(
+    x: Tensor,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    two_sided: bool = False,
+    magnitude: bool = False,
+    dim: int = -1,
+    capacity: int | None = None,
+    straight_through: Literal[True],
+    group: ProcessGroup | None = None,
+) -> StraightThroughSelection: ...
 
 
 def topk_select(
@@ -41,7 +86,9 @@ def topk_select(
     magnitude: bool = False,
     dim: int = -1,
     capacity: int | None = None,
-) -> Selection:
+    straight_through: bool = False,
+    group: ProcessGroup | None = None,
+) -> Selection | StraightThroughSelection:
     """The nonzero entries of ``topk_mask(x)``, or with ``magnitude=True`` of ``topk_mag(x)``.
 
     Returns values and indices with ``capacity`` slots along the dimension. Indices increase strictly,
@@ -51,16 +98,55 @@ def topk_select(
 
     The derivative of the values is that of the operator at the indices.
 
+    With ``straight_through=True`` the first ceil(k) slots are the hard selection, with the value 1 (or
+    x), and those after them the entries that compete with it, with the value 0; indices increase in
+    each part. All have the relaxed derivative, and ``selected`` says which slots are of the first part:
+    fewer if a row has fewer than k candidates, the rest being -inf. Each of the ceil(k) must have a
+    slot; ``dropped`` is what the relaxed operator gives to entries without a slot.
+
+    With a ``group`` of processes, over which rows are sharded along ``dim``, every rank has slots for
+    its own entries, and indices into its shard.
+
     >>> selection = topk_select(torch.tensor([3.0, -1.0, 1.0, 0.95]), k=2, capacity=3)
     >>> selection.indices
     tensor([0, 2, 3])
     """
     _check_magnitude(magnitude, two_sided)
     if magnitude:
-        y = topk_mag(x, k, lam, p=p, dim=dim)
+        y = topk_mag(x, k, lam, p=p, dim=dim, group=group)
     else:
-        y = topk_mask(x, k, lam, p=p, two_sided=two_sided, dim=dim)
-    return in_slots(y, check_capacity(capacity, k, y.shape[dim]), dim)
+        y = topk_mask(x, k, lam, p=p, two_sided=two_sided, dim=dim, group=group)
+    capacity = check_capacity(capacity, k, y.shape[dim])
+    if not straight_through:
+        return in_slots(y, capacity, dim)
+    x, k = x.detach(), k.detach() if isinstance(k, Tensor) else k
+    hard = topk_mask(x.abs() if magnitude else x, k, 0.0, dim=dim, group=group)
+    return _straight_through(y, hard, x if magnitude else None, k, capacity, dim)
+
+
+def _straight_through(
+    y: Tensor, hard: Tensor, x: Tensor | None, k: Number, capacity: int, dim: int
+) -> StraightThroughSelection:
+    """Slots of the hard mask, or of x times it, with the derivative of y."""
+    rows = Rows.of("y", y, dim)
+    readable = not isinstance(k, Tensor) or is_plain(k)
+    if readable and y.numel():
+        check_slots(capacity, float(k.max() if isinstance(k, Tensor) else k), rows.n)
+    key = hard_first(LOOKS_NEVER, hard, y.detach())
+    slots = select_slots(rows.tangent(key), capacity)
+    selected = rows.tangent(hard).gather(-1, slots) > 0
+    # The hard selection first, and each part in the order of the indices.
+    order = (~selected).to(torch.uint8).argsort(dim=-1, stable=True)
+    slots, selected = slots.gather(-1, order), selected.gather(-1, order)
+    indices, live = rows.unflatten(slots), rows.data.gather(-1, slots)
+    value = rows.tangent(hard if x is None else x * hard).gather(-1, slots)
+    value = torch.where(selected, value, 0.0).to(y.dtype) + (live - live.detach())
+    if not readable and capacity < rows.n:  # a k that is bad makes its row NaN
+        value = torch.where(rows.per_row(k) > capacity, torch.nan, value)
+    dropped = rows.restore_scalars(_dropped(rows.data, slots))
+    return StraightThroughSelection(
+        rows.unflatten(value), indices, dropped, rows.unflatten(selected)
+    )
 
 
 def in_slots(y: Tensor, capacity: int, dim: int = -1) -> Selection:
@@ -105,6 +191,8 @@ def select_slots(y: Tensor, capacity: int) -> Tensor:
         return y.new_zeros((y.shape[0], capacity), dtype=torch.int64)
     if native is not None and is_plain(y):
         return kernels.select(y.contiguous(), capacity)
+    if native is not None and traced.takes(y) and not hard.is_leaving():
+        return traced.select(y, capacity)
     size = y.abs().nan_to_num(0.0)
     boundary = size.topk(capacity, sorted=False).values.amin(dim=-1, keepdim=True)
     left = capacity - row_sum(size > boundary)

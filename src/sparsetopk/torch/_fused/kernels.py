@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._core import native
+from ..._core import layout, native
 from ..._maths.operator import Operator
 
-DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+DTYPES = {getattr(torch, name): number for name, number in layout.DTYPES.items()}
 PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -35,6 +35,15 @@ def address(t: Tensor | None, dtype: torch.dtype, count: int) -> int:
         f"the compiled core must be given {count} numbers of {dtype} in the memory of the CPU, got a "
         f"{type(t).__name__} of {t.dtype} and shape {tuple(t.shape)} on {t.device}"
     )
+
+
+def check_not_onnx() -> None:
+    """For shapes alone, as exporters ask for: that what is exported does not go to ONNX."""
+    if torch.onnx.is_in_onnx_export():
+        raise RuntimeError(  # torch takes NotImplementedError for a kernel that is missing
+            "relaxed operators have no form in ONNX: export the hard ones, which are ordinary operators "
+            "there (lam=0, or hard_eval=True in eval(); a pruned model after finalize())"
+        )
 
 
 def place(t: Tensor) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..._maths.operator import Operator
 from ..._types import Completion, Reduction
 from .._rows.arguments import Number, Rows, is_plain
-from . import kernels
+from . import kernels, traced
 from . import rows as fused
 
 
@@ -22,6 +22,17 @@ def takes(rows: Rows, k: Number, lam: Number, operator: Operator, *others: Tenso
         kernels.has(operator)
         and is_plain(rows.x, k, lam, *others)
         and not (torch.is_grad_enabled() and fused.requires_grad(k, lam, *others))
+    )
+
+
+def takes_traced(
+    rows: Rows, k: Number, lam: Number, operator: Operator, *others: Tensor | None
+) -> bool:
+    """The same for a graph that is made."""
+    return (
+        kernels.has(operator)
+        and traced.takes(rows.x, k, lam, *others)
+        and not fused.requires_grad(k, lam, *others)
     )
 
 
@@ -66,6 +77,18 @@ def _factor(weights: Tensor | None, count: int, reduction: Reduction) -> Tensor 
     if reduction == "mean":
         return 1.0 / count if count else math.nan
     return 1.0
+
+
+def traced_values(rows: Rows, call: Call) -> Tensor:
+    """The loss of every row (m), by the same kernel as an operator in a graph."""
+    k, lam, operator = call.k, call.lam, call.operator
+    spread = call.completion == "spread"
+    values = traced.loss(rows, call.t, k, lam, operator, call.ignored, spread)
+    if call.completion == "best":
+        left, lam_rows = _left(rows, call), rows.per_row(lam)
+        best = traced.loss(_others(rows, call), None, left, lam_rows, operator, 0, False)
+        values = values + _ones(rows, call) - best
+    return values if call.added is None else values + call.added
 
 
 def _forward(x: Tensor, call: Call) -> tuple[Tensor, Tensor | float, Tensor]:

@@ -28,7 +28,7 @@ def evaluate(rows: Rows, k: Number, lam: Number, operator: Operator) -> Tensor:
     """The operator, for checked arguments."""
     if torch.is_grad_enabled() and (rows.x.requires_grad or requires_grad(k, lam)):
         return _Fused.apply(rows.x, k, lam, rows.name, rows.dim, operator)  # type: ignore[no-untyped-call]
-    return _forward(rows, k, lam, operator)[0]
+    return forward(rows, k, lam, operator)[0]
 
 
 def requires_grad(*values: object) -> bool:
@@ -50,16 +50,20 @@ def numbers(rows: Rows, value: Number) -> tuple[Tensor, int]:
     return rows.per_row(value).contiguous(), 1
 
 
+def rows_last(x: Tensor, dim: int) -> Tensor:
+    return x if dim == x.ndim - 1 else x.movedim(dim, -1)
+
+
 def contiguous(x: Tensor, dim: int) -> Tensor:
     """The dimension last, and rows behind each other."""
-    return (x if dim == x.ndim - 1 else x.movedim(dim, -1)).contiguous()
+    return rows_last(x, dim).contiguous()
 
 
 def restore(rows: Rows, y: Tensor) -> Tensor:
     return y if rows.dim == y.ndim - 1 else y.movedim(-1, rows.dim)
 
 
-def _forward(rows: Rows, k: Number, lam: Number, operator: Operator) -> tuple[Tensor, Tensor]:
+def forward(rows: Rows, k: Number, lam: Number, operator: Operator) -> tuple[Tensor, Tensor]:
     """The output, and the state (m, 2)."""
     x = contiguous(rows.x.detach(), rows.dim)
     y, state = kernels.forward(x, *numbers(rows, k), *numbers(rows, lam), operator)
@@ -71,7 +75,7 @@ class _Fused(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, k: Number, lam: Number, name: str, dim: int, operator: Operator
     ) -> Tensor:
-        y, state = _forward(Rows(name, x, dim), k, lam, operator)
+        y, state = forward(Rows(name, x, dim), k, lam, operator)
         ctx.save_for_backward(x, state, *(v for v in (k, lam) if isinstance(v, Tensor)))
         ctx.numbers = tuple(None if isinstance(v, Tensor) else v for v in (k, lam))
         ctx.name, ctx.dim, ctx.operator = name, dim, operator
@@ -82,16 +86,13 @@ class _Fused(torch.autograd.Function):
         x, state, *tensors = ctx.saved_tensors
         k, lam = (tensors.pop(0) if v is None else v for v in ctx.numbers)
         wanted = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled() or not is_plain(g):
-            found = _differentiable_backward(
-                x, k, lam, g, state, ctx.name, ctx.dim, ctx.operator, wanted
-            )
-        else:
-            found = _backward(Rows(ctx.name, x, ctx.dim), k, lam, g, state, ctx.operator, wanted)
-        return (*found, None, None, None)
+        once = not torch.is_grad_enabled() and is_plain(g)
+        derivative = backward if once else differentiable_backward
+        rows = Rows(ctx.name, x, ctx.dim)
+        return (*derivative(rows, k, lam, g, state, ctx.operator, wanted), None, None, None)
 
 
-def _backward(
+def backward(
     rows: Rows,
     k: Number,
     lam: Number,
@@ -111,26 +112,24 @@ def _alias(value: Number) -> Number:
     return value.view_as(value) if isinstance(value, Tensor) else value
 
 
-def _differentiable_backward(
-    x: Tensor,
+def differentiable_backward(
+    rows: Rows,
     k: Number,
     lam: Number,
     g: Tensor,
     state: Tensor,
-    name: str,
-    dim: int,
     operator: Operator,
     wanted: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """The same with a graph, or for a g that is batched."""
 
     def live(x: Tensor, k: Number, lam: Number) -> Tensor:
-        rows = Rows(name, x, dim)
-        k_rows, lam_rows = rows.per_row(k), rows.per_row(lam)
+        at = rows._replace(x=x)
+        k_rows, lam_rows = at.per_row(k), at.per_row(lam)
         may_be_hard = isinstance(lam, Tensor) or lam == 0
-        return rows.restore(from_state(rows, k_rows, lam_rows, state, operator, may_be_hard).y())
+        return at.restore(from_state(at, k_rows, lam_rows, state, operator, may_be_hard).y())
 
-    return cotangents(live, (x, k, lam), g, wanted)
+    return cotangents(live, (rows.x, k, lam), g, wanted)
 
 
 def cotangents(

@@ -76,6 +76,7 @@ class Group:
     chosen: float = 0.0  # by a ChooseLam, for this k
     processes: Any = None  # the group over which the members are sharded
     link: Any = None  # to the parameters that FSDP manages
+    warned: bool = False  # that too few or too many compete
 
     def __post_init__(self) -> None:
         _watch_optimizers()
@@ -101,6 +102,13 @@ class Group:
         return self.originals if self.processes is None else [w.to_local() for w in self.originals]
 
     @property
+    def is_relaxed(self) -> bool:
+        """Whether weights may be seen to compete in the forward, which is not so straight through."""
+        hard = self.lam == 0 or self.settings.straight_through or self.settings.operator is not None
+        units = sum(count_units(w, self.settings.unit) for w in self.originals)
+        return not hard and self.k < units and self.settings.unit == "weight"
+
+    @property
     def version(self) -> tuple[float, ...]:
         """What the solution depends on beside the weights. Fused optimisers change a parameter and leave
         its own version as it was."""
@@ -123,7 +131,8 @@ class Group:
         k = min(max(1, round(keep * units)), units)
         lam = self.first_lam
         if isinstance(lam, ChooseLam):
-            lam = self.chosen = self._choose(lam, k) if k != self.k else self.chosen
+            anew = k != self.k or (lam.every is not None and step % lam.every == 0)
+            lam = self.chosen = self._choose(lam, k) if anew else self.chosen
         self.set(k, lam * rest, step)
 
     def _choose(self, lam: ChooseLam, k: int) -> float:

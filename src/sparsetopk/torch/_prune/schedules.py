@@ -15,10 +15,17 @@ _POWERS = {"linear": 1, "cubic": 3}
 class ChooseLam:
     """lam such that about so many entries are fractional, by ``choose_lam``.
 
-    It is chosen when ``prune`` is called, and again whenever a schedule changes how many are kept.
+    It is chosen when ``prune`` is called, and again whenever a schedule changes how many are kept. With
+    ``every`` also every so many steps, as while a model trains its weights spread, and fewer compete.
     """
 
     fractional: int = 8
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive_int("fractional", self.fractional)
+        if self.every is not None:
+            check_positive_int("every", self.every)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..._core import native
 from ..._maths.isotonic import PHI_NAMES
 from ..._numpy.isotonic import solve_isotonic
-from .._fused.kernels import address
+from .._fused.kernels import address, check_not_onnx
 
 _library = torch.library.Library("sparsetopk", "FRAGMENT")
 _library.define(
@@ -83,6 +83,7 @@ def _through_the_host(
 def _meta(
     x: Tensor, w: Tensor, lam: Tensor, phi: int, exponent: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    check_not_onnx()
     block = x.new_empty(x.shape, dtype=torch.int64)
     return lam.new_empty(x.shape), block, torch.empty_like(block)
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ..._checks import check_exponent
 from ..._core import native
+from ..._core.layout import BUCKETS
 from ..._maths.operator import MAGNITUDE, Operator
 from ..._maths.root import increasing_root
 from ..._maths.scalars import Phi, PNorm, lone_response
@@ -44,7 +45,6 @@ from .._rows.differentiable import relax
 from .._solvers import ops
 from .groups import Shared, check_group
 from .passes import (
-    BUCKETS,
     Block,
     Bounds,
     CompiledPasses,

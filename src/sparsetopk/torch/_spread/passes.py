@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..._cached import cached_property
 from ..._core import native
+from ..._core.layout import BLOCK_SUMS, BUCKETS, FEWEST, ITEMSIZES, PIECE
 from ..._maths.operator import MAGNITUDE, Operator
 from ..._maths.scalars import Phi, PNorm, lone_response
 from ..._types import Array, Ints
@@ -28,27 +29,11 @@ from .._rows.differentiable import from_state
 from .._rows.namespace import LOOKS_ALWAYS as xp
 from .groups import Shared
 
-BUCKETS = 1024  # of a histogram
 _CHUNK = 1 << 16  # entries of a piece, for the core
-_FEWEST = 40  # so many times as many entries are decided, where the undecided ones are kept beside
 _LONG = 1 << 24  # a row from this length on is written past the caches
 _LARGE_CHUNK = 1 << 20  # and in torch operations, where every call has its price
 _FEW = 0.02  # the share of the entries that may be copied, in torch operations
 _STEEPEST = 1e280  # keeps products of slopes finite, for any lam > 0
-
-_PIECE = np.dtype(  # as in csrc/pieces.hpp
-    [
-        ("x", np.uint64),
-        ("out", np.uint64),
-        ("g", np.uint64),
-        ("n", np.int64),
-        ("dtype", np.int64),
-        ("kept", np.int64),
-        ("room", np.uint64),
-        ("beside", np.int64),
-        ("left", np.float64),
-    ]
-)
 
 
 class State(NamedTuple):
@@ -185,7 +170,7 @@ class CompiledPasses:
         tensor = np.repeat(np.arange(len(xs)), pieces)
         first = np.repeat(np.cumsum(pieces) - pieces, pieces)
         start = _CHUNK * (np.arange(len(tensor)) - first)
-        table = self._table = np.zeros(len(tensor), dtype=_PIECE)
+        table = self._table = np.zeros(len(tensor), dtype=PIECE)
         offset = start * np.array([x.element_size() for x in xs])[tensor]
         table["n"] = np.minimum(_CHUNK, sizes[tensor] - start)
         table["dtype"] = np.array([DTYPES[x.dtype] for x in xs])[tensor]
@@ -209,8 +194,8 @@ class CompiledPasses:
     def _room(self) -> tuple[Tensor, Ints]:
         """Beside the outputs, less than 5 % of their size: entries, and positions of two bytes."""
         table = self._table
-        sizes = np.array([4, 8, 2, 2])[table["dtype"]] + 2
-        room = -(-sizes * (table["n"] // _FEWEST) // 64) * 64
+        sizes = ITEMSIZES[table["dtype"]] + 2
+        room = -(-sizes * (table["n"] // FEWEST) // 64) * 64
         memory = torch.empty(int(room.sum()), dtype=torch.uint8, device="cpu")
         return memory, address(memory, torch.uint8, memory.numel()) + np.cumsum(room) - room
 
@@ -242,7 +227,7 @@ class CompiledPasses:
         native.pieces_apply(*self._with(row))
 
     def block_sums(self, row: Spread) -> BlockSums:
-        sums = np.empty(len(BlockSums._fields))
+        sums = np.empty(BLOCK_SUMS)
         native.pieces_block_sums(*self._with(row, sums.ctypes.data))
         return BlockSums(*sums.tolist())
 

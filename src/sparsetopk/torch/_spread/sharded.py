@@ -2,7 +2,7 @@
 
 It is the threshold of ``_maths``, but every sum over a row is one over all ranks, and so a collective:
 all rows go together, and there are as many as there are passes. Histograms of the entries, as integers
-in their order, bracket the k boundary first: each narrows it to one bucket of 256, whatever the
+in their order, bracket the k boundary first: each narrows it to one bucket of 2048, whatever the
 distribution.
 """
 
@@ -25,7 +25,7 @@ from .._rows.namespace import LOOKS_ALWAYS as xp
 from .._solvers.vectorized import row_sum, split
 from .groups import Shared
 
-_BITS = 8  # of the entries, that a histogram decides
+_BITS = 11  # of the entries, that a histogram decides
 
 
 def evaluate(rows: Rows, k: Number, lam: Number, operator: Operator, shared: Shared) -> Tensor:
@@ -170,22 +170,26 @@ class Shards:
         return [lo for lo, _ in self._bisected(i, even)][-1].to(dtype)
 
     def _bisected(self, i: Tensor, even: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Closer and closer floats around a_[i]: each histogram narrows them to one bucket of 256."""
+        """Closer and closer floats around a_[i]: each histogram narrows them to one bucket of 2048."""
         dtype = self.x.dtype
         keys = key(xp, self.x.abs() if even else self.x)
         integer, keys, size = keys.dtype, keys.to(torch.int64), torch.finfo(dtype).bits
         first, over = torch.full_like(i, torch.iinfo(integer).min), torch.zeros_like(i)
-        for bits in range(size - _BITS, -1, -_BITS):
-            first, over = self._cut(keys, i, first, over, bits)
+        while size:
+            bits = max(size - _BITS, 0)
+            first, over = self._cut(keys, i, first, over, 1 << (size - bits), bits)
+            size = bits
             last = first + ((1 << bits) - 1)
             lo, hi = (from_key(xp, v.to(integer), dtype) for v in (first, last))
             yield lo.nan_to_num(-torch.inf, torch.inf, -torch.inf), hi.nan_to_num(torch.inf)
 
     def _cut(
-        self, keys: Tensor, i: Tensor, first: Tensor, over: Tensor, bits: int
+        self, keys: Tensor, i: Tensor, first: Tensor, over: Tensor, buckets: int, bits: int
     ) -> tuple[Tensor, Tensor]:
-        """The first key of the bucket that the i-th largest is in, and how many are above the bucket."""
-        buckets = 1 << _BITS
+        """The first key of the bucket that the i-th largest is in, and how many are above the bucket.
+
+        There are so many buckets from ``first`` on, of 2^bits keys each.
+        """
         bucket = (keys >> bits) - (first >> bits)
         bucket = torch.where((bucket >= 0) & (bucket < buckets), bucket, buckets)
         counts = bucket.new_zeros((keys.shape[0], buckets + 1))

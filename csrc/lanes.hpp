@@ -1,0 +1,785 @@
+// Short rows, many at a time: every lane of a vector has a row of its own, and Newton's steps of all of them are taken
+// together. What a lane computes depends on its row alone, not on its neighbours nor on how many there are.
+//
+// Most rows are finite, with 0 < k < n and a lam of ordinary size: these are solved here, in the type that entries are
+// widened to. A lane that is not, or that takes too many steps, is left to threshold.hpp.
+#pragma once
+
+#include "output.hpp"
+#include "vectors.hpp"
+
+namespace sparsetopk {
+namespace SPARSETOPK_LEVEL {
+
+// From that length on a row for itself is as fast, as it has fewer entries left after one pass. Measured.
+constexpr std::size_t kLongestLane = 384, kLongestLaneBackward = 256;
+
+// Whether rows are solved in lanes: enough of them to pay for lanes that are empty, and not the magnitude for p != 2,
+// whose entries do not stand alone in closed form, nor where S is steeper than the digits of t allow: at 0 for p > 2, at
+// its top for p next to 1.
+template <class Kind>
+bool has_lanes(const Problem& problem, const Kind& kind, std::size_t longest) {
+  return problem.n > 0 && problem.n <= longest && 16 * problem.rows >= problem.n &&
+         (!Kind::kMagnitude || Kind::kCheap) && kind.exponent >= 1 && kind.exponent <= 8;
+}
+
+// What a group of rows is asked, a row to a lane.
+template <class T>
+struct Asked {
+  using V = Vector<T>;
+  V k, lam, inverse;    // 1/lam
+  V above, below;       // ceil k, floor k + 1
+  V fraction;           // k - floor k, which has digits that a large k has no room for
+  Flags<T> fits;        // whether a lane is for here
+  bool many_ks;         // whether k differs from lane to lane
+
+  static constexpr T kLeastLam = sizeof(T) == 4 ? T(1e-12) : T(1e-100), kMostLam = 1 / kLeastLam;
+
+  Asked(const Problem& problem, std::size_t begin, std::size_t count) { fill(problem, begin, count); }
+
+  void fill(const Problem& problem, std::size_t begin, std::size_t count) {
+    T values[7][kWidth<T>];
+    many_ks = problem.k_stride != 0;
+    const std::size_t last = problem.k_stride == 0 && problem.lam_stride == 0 ? 1 : kWidth<T>;
+    for (std::size_t i = 0; i < last; ++i) {
+      const std::size_t row = begin + smaller(i, count - 1);
+      const double one_k = problem.k_of(row), one_lam = problem.lam_of(row);
+      const bool is_k = one_k > 0 && one_k < double(problem.n);
+      const bool is_lam = one_lam >= double(kLeastLam) && one_lam <= double(kMostLam);
+      const double a_k = is_k ? one_k : 0.5, a_lam = is_lam ? one_lam : 1, floor = ::floor(a_k);
+      values[0][i] = T(a_k), values[1][i] = T(a_lam), values[2][i] = T(1 / a_lam);
+      values[3][i] = T(floor < a_k ? floor + 1 : floor), values[4][i] = T(floor + 1);
+      values[5][i] = is_k && is_lam, values[6][i] = T(a_k - floor);
+    }
+    for (std::size_t i = last; i < kWidth<T>; ++i)
+      for (auto& value : values) value[i] = value[0];
+    k = load(values[0]), lam = load(values[1]), inverse = load(values[2]);
+    above = load(values[3]), below = load(values[4]), fits = load(values[5]) > 0, fraction = load(values[6]);
+  }
+  // k less a whole number.
+  V left(V whole) const { return (below - 1 - whole) + fraction; }
+};
+
+// ------------------------------------------------------------------------------------------ rows to lanes and back
+
+// A group of kWidth rows that lie behind each other, each of kColumns < kWidth entries.
+template <std::size_t kColumns, class X>
+inline void turn_to_lanes(const X* x, Vector<Wide<X>>* lanes) {
+  constexpr std::size_t kW = kWidth<Wide<X>>;
+  Vector<Wide<X>> block[kColumns];
+#pragma GCC unroll 16
+  for (std::size_t i = 0; i < kColumns; ++i) block[i] = load(x + i * kW);
+  shuffle<log2_of(kW)>(block);
+#pragma GCC unroll 16
+  for (std::size_t i = 0; i < kColumns; ++i) lanes[i] = block[i];
+}
+template <std::size_t kColumns, class X>
+inline void turn_to_rows(const Vector<Wide<X>>* lanes, X* y) {
+  constexpr std::size_t kW = kWidth<Wide<X>>;
+  Vector<Wide<X>> block[kColumns];
+#pragma GCC unroll 16
+  for (std::size_t i = 0; i < kColumns; ++i) block[i] = lanes[i];
+  shuffle<log2_of(kColumns)>(block);
+#pragma GCC unroll 16
+  for (std::size_t i = 0; i < kColumns; ++i) store(block[i], y + i * kW);
+}
+
+// lanes[j] has entry j of ``count`` rows, and of the last again where there are fewer than lanes.
+template <class X>
+SPARSETOPK_LOOP void to_lanes(const X* x, std::size_t stride, std::size_t count, std::size_t n,
+                              Vector<Wide<X>>* lanes) {
+  constexpr std::size_t kW = kWidth<Wide<X>>;
+  const auto row = [&](std::size_t i) { return x + smaller(i, count - 1) * stride; };
+  Vector<Wide<X>> block[kW];
+  if (count == kW && stride == n) {
+    if (n == 8 && 8 < kW) return turn_to_lanes<8>(x, lanes);
+    if (n == 4 && 4 < kW) return turn_to_lanes<4>(x, lanes);
+    if (n == 2 && 2 < kW) return turn_to_lanes<2>(x, lanes);
+  }
+  if (n < kW) {
+#pragma GCC unroll 16
+    for (std::size_t i = 0; i < kW; ++i) block[i] = load_some(row(i), n);
+    shuffle<log2_of(kW)>(block);
+#pragma GCC unroll 16
+    for (std::size_t j = 0; j < n; ++j) lanes[j] = block[j];
+    return;
+  }
+  for (std::size_t begin = 0; begin < n; begin += kW) {
+    const std::size_t first = smaller(begin, n - kW);  // the last block begins earlier rather than ends later
+#pragma GCC unroll 16
+    for (std::size_t i = 0; i < kW; ++i) block[i] = load(row(i) + first);
+    shuffle<log2_of(kW)>(block);
+#pragma GCC unroll 16
+    for (std::size_t i = 0; i < kW; ++i) lanes[first + i] = block[i];
+  }
+}
+
+// The other way: y has ``count`` rows of n entries, with the signs of x if that is given, whose rows are ``stride``
+// apart.
+template <class X>
+SPARSETOPK_LOOP void to_rows(const Vector<Wide<X>>* lanes, std::size_t count, std::size_t n, X* y, const X* x,
+                             std::size_t stride) {
+  using T = Wide<X>;
+  using V = Vector<T>;
+  constexpr std::size_t kW = kWidth<T>;
+  if (count == kW && x == nullptr) {
+    if (n == 8 && 8 < kW) return turn_to_rows<8>(lanes, y);
+    if (n == 4 && 4 < kW) return turn_to_rows<4>(lanes, y);
+    if (n == 2 && 2 < kW) return turn_to_rows<2>(lanes, y);
+  }
+  V block[kW];
+  for (std::size_t begin = 0; begin < n; begin += kW) {
+    const std::size_t length = smaller(kW, n), first = smaller(begin, n - length);
+    if (n >= kW) {
+#pragma GCC unroll 16
+      for (std::size_t j = 0; j < kW; ++j) block[j] = lanes[first + j];
+    } else {
+      for (std::size_t j = 0; j < kW; ++j) block[j] = lanes[smaller(j, n - 1)];
+    }
+    shuffle<log2_of(kW)>(block);
+    if (x != nullptr)
+      for (std::size_t i = 0; i < count; ++i) {
+        const X* row = x + i * stride + first;
+        const V sign = n < kW ? load_some(row, n) : load(row);
+        block[i] = (sign < 0 ? -block[i] : block[i]) + T(0);  // 0 and not -0
+      }
+    if (n < kW)
+      for (std::size_t i = 0; i < count; ++i) store_some(block[i], y + i * n, n);
+    else
+      for (std::size_t i = 0; i < count; ++i) store(block[i], y + i * n + first);
+  }
+}
+
+// The group of rows that begins at the given one, as the operator sees it: with the signs of x, or as it is.
+template <class Kind, class X>
+inline void to_signed_rows(const Problem& problem, std::size_t begin, std::size_t count, const Vector<Wide<X>>* lanes,
+                           X* y) {
+  const X* x = static_cast<const X*>(problem.x) + begin * problem.row_stride;
+  to_rows(lanes, count, problem.n, y + begin * problem.n, Kind::kAbsolute ? x : nullptr, problem.row_stride);
+}
+
+// -------------------------------------------------------------------------------------------------- S in every lane
+
+template <class V>
+struct LaneResponse {
+  V value, slope;
+};
+
+// S and S' at zero <= t <= top; where that is costly, in the lanes of the given bits alone, and 0 in the others.
+template <class Kind, class V>
+inline LaneResponse<V> respond(const Kind& kind, V t, unsigned bits) {
+  if constexpr (std::is_same<Kind, TwoSided<StraightHalf>>::value) {
+    return {(t + 1) / 2, V{} + 0.5f};
+  } else if constexpr (Kind::kCheap) {
+    if constexpr (std::is_base_of<Power<1>, Kind>::value) return {t, V{} + 1};
+    if constexpr (std::is_base_of<Power<2>, Kind>::value) return {t * t, t + t};
+    if constexpr (std::is_base_of<Power<3>, Kind>::value) return {t * t * t, 3 * t * t};
+  } else {
+    LaneResponse<V> response{};
+    for (; bits != 0; bits &= bits - 1) {
+      const int i = __builtin_ctz(bits);
+      const Response one = kind.at(double(t[i]));
+      response.value[i] = one.value, response.slope[i] = one.slope;
+    }
+    return response;
+  }
+}
+
+// Batcher's network for merging and sorting: which places are compared, in order.
+template <std::size_t kRoom>
+struct Network {
+  static constexpr std::size_t kSize = kRoom == 8 ? 19 : 63;
+  std::uint8_t upper[kSize] = {}, lower[kSize] = {};
+  constexpr Network() {
+    std::size_t at = 0;
+    for (std::size_t p = 1; p < kRoom; p *= 2)
+      for (std::size_t q = p; q > 0; q /= 2)
+        for (std::size_t j = q % p; j + q < kRoom; j += 2 * q)
+          for (std::size_t i = j; i < j + q && i + q < kRoom; ++i)
+            if (i / (2 * p) == (i + q) / (2 * p)) upper[at] = std::uint8_t(i), lower[at++] = std::uint8_t(i + q);
+  }
+};
+template <std::size_t kRoom>
+constexpr Network<kRoom> kNetwork;
+
+template <class V>
+inline void sort_two(V& upper, V& lower) {
+  const V a = upper, b = lower;
+  upper = larger_lanes(a, b), lower = smaller_lanes(a, b);
+}
+// The largest first, in every lane.
+template <std::size_t kRoom, class V, std::size_t... I>
+inline void sort_lanes(V (&some)[kRoom], std::index_sequence<I...>) {
+  (sort_two(some[kNetwork<kRoom>.upper[I]], some[kNetwork<kRoom>.lower[I]]), ...);
+}
+
+// x_[ceil k] and x_[floor k + 1] of every lane, and whether all keys are finite.
+template <class T>
+struct LaneBoundary {
+  Vector<T> above, below;
+  Flags<T> finite;
+};
+
+// The rank-th largest in every lane, from 1.
+template <class V, std::size_t kCount>
+inline V pick(V rank, const V (&sorted)[kCount]) {
+  V found = sorted[0];
+#pragma GCC unroll 16
+  for (std::size_t i = 1; i < kCount; ++i) found = rank > float(i) ? sorted[i] : found;
+  return found;
+}
+
+// By sorting up to kRoom keys.
+template <std::size_t kRoom, class T>
+SPARSETOPK_LOOP LaneBoundary<T> boundary_of_few(const Vector<T>* keys, std::size_t n, const Asked<T>& asked) {
+  Vector<T> sorted[kRoom], zeros{};
+#pragma GCC unroll 16
+  for (std::size_t i = 0; i < kRoom; ++i) {
+    sorted[i] = i < n ? keys[i] : all_lanes(T(-Limits<T>::largest));
+    zeros += sorted[i] * 0;
+  }
+  sort_lanes(sorted, std::make_index_sequence<Network<kRoom>::kSize>{});
+  return {pick(asked.above, sorted), pick(asked.below, sorted), zeros == 0};
+}
+
+// Among the largest few, each key sinking to its place.
+constexpr int kRanks = 4;
+template <class T>
+SPARSETOPK_LOOP LaneBoundary<T> boundary_of_largest(const Vector<T>* keys, std::size_t n, const Asked<T>& asked) {
+  using V = Vector<T>;
+  V first = all_lanes(T(-Limits<T>::largest)), second = first, third = first, fourth = first, zeros{};
+  for (std::size_t i = 0; i < n; ++i) {
+    const V key = keys[i];
+    zeros += key * 0;
+    const V a = smaller_lanes(first, key);
+    first = larger_lanes(first, key);
+    const V b = smaller_lanes(second, a);
+    second = larger_lanes(second, a);
+    const V c = smaller_lanes(third, b);
+    third = larger_lanes(third, b);
+    fourth = larger_lanes(fourth, c);
+  }
+  const V sorted[kRanks] = {first, second, third, fourth};
+  return {pick(asked.above, sorted), pick(asked.below, sorted), zeros == 0};
+}
+
+// The boundary of sixteen keys, at the same share of them: the keys on either side.
+template <class T>
+SPARSETOPK_LOOP LaneBoundary<T> boundary_of_sample(const Vector<T>* keys, std::size_t n, const Asked<T>& asked) {
+  constexpr std::size_t kTaken = 16;
+  Vector<T> sorted[kTaken];
+  for (std::size_t i = 0; i < kTaken; ++i) sorted[i] = keys[i * n / kTaken];
+  sort_lanes(sorted, std::make_index_sequence<Network<kTaken>::kSize>{});
+  const Vector<T> rank = asked.k * (T(kTaken) / T(n));
+  return {pick(rank, sorted), pick(rank + 2, sorted), ~Flags<T>{}};
+}
+
+template <class T>
+struct LaneMoments {
+  Vector<T> mean, variance, smallest, largest;
+  Flags<T> finite;
+};
+template <class T>
+SPARSETOPK_LOOP LaneMoments<T> moments_of_lanes(const Vector<T>* keys, std::size_t n) {
+  using V = Vector<T>;
+  const V first = keys[0];  // a common shift does not drown the deviation
+  V sum{}, square{}, smallest = first, largest = first;
+  for (std::size_t i = 0; i < n; ++i) {
+    const V key = keys[i], from_first = key - first;
+    sum += from_first, square += from_first * from_first;
+    smallest = smaller_lanes(smallest, key), largest = larger_lanes(largest, key);
+  }
+  const T share = 1 / T(n);
+  const V mean = sum * share, variance = larger_lanes(square * share - mean * mean, V{});
+  return {first + mean, variance, smallest, largest, square <= T(Limits<T>::largest)};
+}
+
+// Sums over every lane. Masks have a mass of 1 for each entry that is selected whole: of all mass, ``above`` has the
+// nearest whole number, so that a large k does not drown the rest. The magnitude has these entries in ``above`` alone.
+template <class V>
+struct LaneSums {
+  V mass{}, slope{}, above{};
+};
+template <class V>
+inline void move_whole_part(LaneSums<V>& sums) {
+  const V shift = V{} + (sizeof(sums.mass[0]) == 4 ? 0x1.8p23f : 0x1.8p52), whole = (sums.mass + shift) - shift;
+  sums.mass -= whole, sums.above += whole;
+}
+
+template <class Kind, class T>
+class LaneRows {
+ public:
+  using V = Vector<T>;
+  using F = Flags<T>;
+  static constexpr bool kMagnitude = Kind::kMagnitude;
+
+  LaneRows(const V* keys, std::size_t n, const Asked<T>& asked, const Kind& kind)
+      : keys_(keys), n_(n), asked_(asked), kind_(kind) {}
+
+  V pivot, delta;
+  F solved;  // the lanes that have them
+
+  void solve(NormalGuess& normal);
+  V top() const { return kMagnitude ? pivot - asked_.lam * delta : all_lanes(T(1)); }
+
+ private:
+  static constexpr T kEpsilon = T(Limits<T>::epsilon);
+  static constexpr bool kStraight = std::is_base_of<Power<1>, Kind>::value || std::is_same<Kind, TwoSided<StraightHalf>>::value;
+
+  void bracket_between(const LaneBoundary<T>& boundary);
+  void guess(NormalGuess& normal);
+  void guess_others(F few, NormalGuess& normal);
+  void start_at_zero();
+  SPARSETOPK_LOOP void iterate();
+  LaneSums<V> add_up(V from, V at, F open) const;
+
+  const V* keys_;
+  std::size_t n_;
+  const Asked<T>& asked_;
+  const Kind& kind_;
+  V lo_, hi_;   // the root delta is between them
+  V density_;  // how fast sum z grows with delta, roughly
+  F done_;
+};
+
+// Sums at the threshold from - lam at.
+template <class Kind, class T>
+LaneSums<Vector<T>> LaneRows<Kind, T>::add_up(V from, V at, F open) const {
+  constexpr std::size_t kBlock = 16, kSums = 4;  // few additions in a row lose few digits, and wait less
+  const V zero = all_lanes(T(Kind::zero)), inverse = asked_.inverse, none{};
+  const V top = kMagnitude ? from - asked_.lam * at : all_lanes(T(1));
+  const V one = all_lanes(T(1));
+  LaneSums<V> all;
+  const auto add = [&](V key, LaneSums<V>& sums) {
+    const V t = (key - from) * inverse + at, clipped = clip_lanes(t, zero, top);
+    if constexpr (Kind::kCheap) {
+      const LaneResponse<V> response = respond(kind_, clipped, 0);
+      sums.mass += kMagnitude ? (t < top ? response.value : none) : response.value;
+      sums.slope += t == clipped ? response.slope : none;
+      if (kMagnitude) sums.above += t >= top ? one : none;
+    } else {
+      const LaneResponse<V> response = respond(kind_, clipped, bits_of((t > zero) & (t < top) & open));
+      sums.mass += response.value + (t >= top ? one : none);
+      sums.slope += response.slope;
+    }
+  };
+  std::size_t i = 0;
+  for (; i + kBlock <= n_; i += kBlock) {
+    LaneSums<V> part[kSums];
+#pragma GCC unroll 4
+    for (std::size_t j = 0; j < kBlock; j += kSums)
+#pragma GCC unroll 4
+      for (std::size_t s = 0; s < kSums; ++s) add(keys_[i + j + s], part[s]);
+    LaneSums<V> block{(part[0].mass + part[1].mass) + (part[2].mass + part[3].mass),
+                      (part[0].slope + part[1].slope) + (part[2].slope + part[3].slope),
+                      (part[0].above + part[1].above) + (part[2].above + part[3].above)};
+    if (!kMagnitude) move_whole_part(block);
+    all.mass += block.mass, all.slope += block.slope, all.above += block.above;
+  }
+  LaneSums<V> rest;
+  for (; i < n_; ++i) add(keys_[i], rest);
+  if (!kMagnitude) move_whole_part(rest);
+  return {all.mass + rest.mass, all.slope + rest.slope, all.above + rest.above};
+}
+
+// The boundary holds the threshold between its two keys, as in threshold.hpp.
+template <class Kind, class T>
+void LaneRows<Kind, T>::bracket_between(const LaneBoundary<T>& boundary) {
+  const V alone = kMagnitude ? boundary.above / (1 + asked_.lam) : all_lanes(T(1));
+  solved = asked_.fits & boundary.finite;
+  pivot = boundary.below;
+  lo_ = all_lanes(T(Kind::zero)), hi_ = alone - (boundary.above - boundary.below) * asked_.inverse;
+  density_ = V{};
+  done_ = hi_ <= lo_;  // the gap is too wide to pool anything
+  delta = done_ ? lo_ : (lo_ + hi_) / 2;
+}
+
+// From mean and deviation, as bracket.hpp does for a single row; where tails are heavy, from a sample.
+template <class Kind, class T>
+void LaneRows<Kind, T>::guess(NormalGuess& normal) {
+  const LaneMoments<T> row = moments_of_lanes<T>(keys_, n_);
+  const V lam = asked_.lam, deviation = sqrt_lanes(row.variance);
+  V z, peak;
+  for (std::size_t i = 0; i < kWidth<T>; ++i) {
+    if (i == 0 || asked_.many_ks) normal.prepare(double(asked_.k[i]), n_);
+    z[i] = T(normal.z), peak[i] = T(normal.density);
+  }
+  const V unit = Kind::kAbsolute ? sqrt_lanes(row.variance + row.mean * row.mean) : deviation;
+  V boundary = Kind::kAbsolute ? z * unit : row.mean + z * unit;
+  density_ = peak * lam / larger_lanes(unit, row.largest * kEpsilon);
+  const F heavy = row.largest - row.smallest > 8 * deviation;
+  if (bits_of(heavy) != 0) {
+    const LaneBoundary<T> sample = boundary_of_sample<T>(keys_, n_, asked_);
+    const V middle = (sample.above + sample.below) / 2;
+    const V gap = larger_lanes(sample.above - sample.below, absolute_lanes(middle) * kEpsilon + T(1e-30));
+    boundary = heavy ? middle : boundary, density_ = heavy ? T(n_) / 16 * 2 * lam / gap : density_;
+  }
+  // An entry is selected by halves where it is lam (zero + top)/2 over the threshold.
+  const V start = kMagnitude ? boundary / (1 + lam / 2) : boundary - lam * T((1 + Kind::zero) / 2);
+  const V low = kMagnitude ? larger_lanes(row.smallest / (1 + lam), row.largest * kEpsilon) : row.smallest - lam;
+  const V high = row.largest - lam * T(Kind::zero);
+  solved = asked_.fits & row.finite, done_ = F{};
+  pivot = clip_lanes(start, low, high), delta = V{};
+  lo_ = (pivot - high) * asked_.inverse, hi_ = (pivot - low) * asked_.inverse;
+}
+
+// The same for some lanes, and what there is for the others.
+template <class Kind, class T>
+void LaneRows<Kind, T>::guess_others(F few, NormalGuess& normal) {
+  const LaneRows other = *this;
+  guess(normal);
+  pivot = few ? other.pivot : pivot, delta = few ? other.delta : delta, solved = few ? other.solved : solved;
+  lo_ = few ? other.lo_ : lo_, hi_ = few ? other.hi_ : hi_, density_ = few ? other.density_ : density_;
+  done_ = few ? other.done_ : done_;
+}
+
+// The signed mask: whether the threshold is 0, where fewer than k are selected.
+template <class Kind, class T>
+void LaneRows<Kind, T>::start_at_zero() {
+  const LaneSums<V> sums = add_up(V{}, V{}, solved);
+  const F pinned = sums.mass <= asked_.left(sums.above);
+  pivot = pinned ? V{} : pivot, delta = pinned ? V{} : delta, done_ |= pinned;
+  hi_ = smaller_lanes(hi_, pivot * asked_.inverse);
+  delta = done_ ? delta : smaller_lanes(delta, hi_);
+}
+
+// Newton's method kept inside the bracket; a step that leaves it gives way to a secant between its ends, and every
+// fourth that has not halved it to bisection. When delta is large beside what it is added to, the pivot moves.
+template <class Kind, class T>
+void LaneRows<Kind, T>::iterate() {
+  constexpr T kTolerance = sizeof(T) == 4 ? T(3e-7) : T(2e-15), kTiny = T(1e-30);
+  constexpr int kMostSteps = 40;
+  // The last step is one on a straight line, or so short that it does not matter that it is none.
+  constexpr T kShortStep = kStraight ? T(1) : sizeof(T) == 4 ? T(1e-4) : T(1e-8);
+  const V k = asked_.k, lam = asked_.lam, inverse = asked_.inverse, one = all_lanes(T(1)), scale = larger_lanes(k, one);
+  V lo = lo_, hi = hi_, value_lo = -k, value_hi = T(n_) - k, from = pivot, at = delta;
+  V width = hi - lo, last_side{};
+  F done = done_ | ~solved, good = solved;
+  for (int step = 0; step < kMostSteps && bits_of(~done) != 0; ++step) {
+    const LaneSums<V> sums = add_up(from, at, ~done);
+    V mass = sums.mass, slope = sums.slope, unit = one;
+    if (kMagnitude) {  // sum z - k with z in [0, 1]
+      unit = from - lam * at;
+      mass = sums.mass / unit, slope = (slope + lam * mass) / unit;
+    }
+    const V value = mass - asked_.left(sums.above);
+    const F low = (value <= 0) & ~done, high = (value >= 0) & ~done;
+    const F new_lo = low & (last_side < 0), new_hi = high & (last_side > 0);
+    lo = low ? at : lo, hi = high ? at : hi;
+    const V size = absolute_lanes(value), newton = at - value / larger_lanes(slope, all_lanes(kTiny));
+    const F close = absolute_lanes(newton - at) <= kShortStep * unit, between = (newton > lo) & (newton < hi);
+    const V rounding = kEpsilon * (absolute_lanes(at) + unit), room = hi - lo;
+    const F met = ((size <= kTolerance * scale) & (close | (slope == 0))) | (size <= kEpsilon / 2 * scale);
+    const F stuck = (room <= 4 * rounding) | (between & (absolute_lanes(newton - at) <= rounding));
+    const F stops = (met | stuck) & ~done;
+    good &= ~stops | (size <= T(1e-4) * scale);
+    at = stops & close & between ? newton : at;
+    done |= stops;
+    if (bits_of(~done) == 0) break;
+
+    // The end that stays for a second time counts half.
+    value_hi = low ? (new_lo ? value_hi / 2 : value_hi) : value, value_lo = low ? value : new_hi ? value_lo / 2 : value_lo;
+    last_side = low ? -one : one;
+    V next = newton, other = lo + room * clip_lanes(value_lo / (value_lo - value_hi), T(0.05) * one, T(0.95) * one);
+    F use = between;
+    if (step < 2) {  // beside the slope here, what it is around here
+      next = at - value / larger_lanes(larger_lanes(slope, density_), all_lanes(kTiny));
+      use = (next > lo) & (next < hi);
+    }
+    if (step % 4 == 3) {
+      const F halved = room <= width / 2;
+      other = halved ? other : lo + room / 2, use &= halved, width = room;
+    }
+    next = use ? next : other;
+    // The pivot moves to the threshold, and the bracket with it.
+    const V reach = kMagnitude ? smaller_lanes(2 * unit, from * inverse / 4) : 2 * one;
+    const F moves = (absolute_lanes(next) > reach) & ~done;
+    const V moved = from - lam * next, shift = (moved - from) * inverse, slack = 2 * kEpsilon * absolute_lanes(shift);
+    at = done ? at : moves ? next + shift : next;
+    lo = moves ? lo + shift - slack : lo, hi = moves ? hi + shift + slack : hi;
+    from = moves ? moved : from;
+  }
+  pivot = from, delta = at, solved = good & done;
+}
+
+template <class Kind, class T>
+void LaneRows<Kind, T>::solve(NormalGuess& normal) {
+  const F few = asked_.below <= T(kRanks);
+  if (n_ <= 8) {
+    bracket_between(boundary_of_few<8, T>(keys_, n_, asked_));
+  } else if (n_ <= 16) {
+    bracket_between(boundary_of_few<16, T>(keys_, n_, asked_));
+  } else if (bits_of(few) == 0) {
+    guess(normal);
+  } else {
+    bracket_between(boundary_of_largest<T>(keys_, n_, asked_));
+    if (bits_of(~few) != 0) guess_others(few, normal);
+  }
+  // A magnitude of 0 at the boundary is a case of its own.
+  if (kMagnitude) solved &= pivot >= T(1e-30);
+  if (Kind::kFloor) start_at_zero();
+  iterate();
+}
+
+// ------------------------------------------------------------------------------------------------------ forward
+
+// y of a row in every lane, from keys.
+template <class Kind, class T>
+struct LaneCurve {
+  using V = Vector<T>;
+  const Kind& kind;
+  V pivot, delta, inverse, lam, top, debias_lam, shrink;
+
+  V operator()(V key) const {
+    const V zero = all_lanes(T(Kind::zero)), t = (key - pivot) * inverse + delta, at = clip_lanes(t, zero, top);
+    const unsigned bits = Kind::kCheap ? 0 : bits_of((t > zero) & (t < top));
+    const V y = respond(kind, at, bits).value;
+    if (Kind::kMagnitude) return t < top ? y + debias_lam * at : key * shrink;
+    if (!Kind::kCheap) return t >= top ? all_lanes(T(1)) : y;
+    return y;
+  }
+};
+
+template <class Kind, class T>
+SPARSETOPK_LOOP void to_outputs(const LaneCurve<Kind, T>& curve, Vector<T>* keys, std::size_t n) {
+  const LaneCurve<Kind, T> at = curve;  // in registers
+  for (std::size_t j = 0; j < n; ++j) keys[j] = at(keys[j]);
+}
+
+template <class X, class Kind>
+void forward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, std::size_t end, X* y,
+                   NormalGuess& normal, std::size_t& read) {
+  using T = Wide<X>;
+  constexpr std::size_t kW = kWidth<T>;
+  Vector<T> keys[kLongestLane];
+  const std::size_t n = problem.n;
+  const X* x = static_cast<const X*>(problem.x);
+  const bool same = problem.k_stride == 0 && problem.lam_stride == 0;
+  Asked<T> asked(problem, begin, 1);
+  for (std::size_t first = begin; first < end; first += kW) {
+    const std::size_t count = smaller(kW, end - first);
+    if (!same) asked.fill(problem, first, count);
+    to_lanes(x + first * problem.row_stride, problem.row_stride, count, n, keys);
+    if (Kind::kAbsolute)
+      for (std::size_t j = 0; j < n; ++j) keys[j] = absolute_lanes(keys[j]);
+    LaneRows<Kind, T> rows(keys, n, asked, kind);
+    rows.solve(normal);
+    const Vector<T> lam = asked.lam, one = all_lanes(T(1));
+    const LaneCurve<Kind, T> curve{kind, rows.pivot, rows.delta, asked.inverse, lam, rows.top(),
+                                   problem.debias ? lam : Vector<T>{}, problem.debias ? one : 1 / (1 + lam)};
+    to_outputs(curve, keys, n);
+    to_signed_rows<Kind>(problem, first, count, keys, y);
+    T pivots[kW], deltas[kW];
+    store(rows.pivot, pivots), store(rows.delta, deltas);
+    for (std::size_t i = 0; i < count; ++i) problem.state[first + i] = {double(pivots[i]), double(deltas[i])};
+    for (unsigned bits = ~bits_of(rows.solved) & ((1u << count) - 1); bits != 0; bits &= bits - 1) {
+      const std::size_t row = first + std::size_t(__builtin_ctz(bits));
+      const Row<X, Kind> one_row{x + row * problem.row_stride, n,    problem.k_of(row), problem.lam_of(row),
+                                 kind,                         problem.debias, 1};
+      problem.state[row] = one_row.solve(y + row * n, normal, read);
+      forward_row(one_row, problem.state[row], y + row * n);
+    }
+  }
+}
+
+// ----------------------------------------------------------------------------------------------------- backward
+
+// The threshold that a forward has left, in every lane: the part of the pivot that T cannot hold goes to delta.
+template <class T>
+struct LaneStates {
+  Vector<T> pivot, delta;
+  Flags<T> usual;  // rows that have a threshold
+
+  LaneStates(const Problem& problem, std::size_t begin, std::size_t count) {
+    T values[3][kWidth<T>];
+    for (std::size_t i = 0; i < kWidth<T>; ++i) {
+      const std::size_t row = begin + smaller(i, count - 1);
+      const State state = problem.state[row];
+      constexpr double kLarge = 1e30;
+      const bool fits = ::fabs(state.pivot) <= kLarge && ::fabs(state.delta) <= kLarge;
+      const T near = fits ? T(state.pivot) : T(0);
+      const double lost = fits ? double(near) - state.pivot : 0;
+      const double in_delta = lost == 0 ? state.delta : state.delta + lost / problem.lam_of(row);
+      const bool is_usual = fits && ::fabs(in_delta) <= kLarge;
+      values[0][i] = near, values[1][i] = is_usual ? T(in_delta) : T(0), values[2][i] = is_usual;
+    }
+    pivot = load(values[0]), delta = load(values[1]), usual = load(values[2]) > 0;
+  }
+};
+
+// What BlockSums are in output.hpp, in every lane.
+template <class V>
+struct LaneBlockSums {
+  V rho{}, rho_g{}, rho_t{}, rho_g_t{}, g{}, size{}, whole{}, whole_in_lam{};
+
+  void add(const LaneBlockSums& other) {
+    rho += other.rho, rho_g += other.rho_g, rho_t += other.rho_t, rho_g_t += other.rho_g_t;
+    g += other.g, size += other.size, whole += other.whole, whole_in_lam += other.whole_in_lam;
+  }
+};
+
+// The cotangents of a group of rows. ``kAll`` if those of k and lam are asked for too.
+template <class Kind, class T, bool kAll>
+class LaneCotangents {
+ public:
+  using V = Vector<T>;
+  using F = Flags<T>;
+  static constexpr bool kMagnitude = Kind::kMagnitude;
+
+  LaneCotangents(const Asked<T>& asked, const LaneStates<T>& states, const Kind& kind, bool debias)
+      : lam_(asked.lam), inverse_(asked.inverse), k_(asked.k), pivot_(states.pivot), delta_(states.delta), kind_(kind),
+        debias_(kMagnitude && debias), is_whole_(asked.above < asked.below) {
+    const V v = pivot_ - lam_ * delta_;
+    const T rounding = 16 * T(Limits<T>::epsilon);
+    // As in output.hpp, what is over v by rounding alone stays in the block.
+    top_ = kMagnitude ? (v + rounding * (absolute_lanes(pivot_) + lam_ * absolute_lanes(delta_))) * (1 + rounding)
+                      : all_lanes(T(1));
+    if (kMagnitude) top_ = top_ > 0 ? top_ : all_lanes(T(1e-37));
+    prime_ = kMagnitude ? v : all_lanes(T(1));
+    pinned_ = Kind::kFloor ? (pivot_ == 0) & (delta_ == 0) : F{};
+    bottom_ = pinned_ ? all_lanes(T(-1)) : all_lanes(T(Kind::zero));
+    share_ = debias_ ? all_lanes(T(1)) : 1 / (1 + lam_);
+  }
+
+  // Puts rho in the place of the keys: 0 outside of the block, and -1 for magnitudes that are selected whole.
+  SPARSETOPK_LOOP void add_up(V* keys, const V* g, std::size_t n);
+  SPARSETOPK_LOOP void average();
+
+  V operator()(V rho, V g) const {
+    const V inside = rho * scale_ * (g - mean_) + gain_ * g;
+    if (kMagnitude) return rho > 0 ? inside : rho < 0 ? share_ * g : V{};
+    return rho > 0 ? inside : V{};
+  }
+  V dk, dlam;
+  F finite;  // lanes where nothing has overflown
+
+ private:
+  void take(V& key, V g, LaneBlockSums<V>& sums) const;
+
+  V lam_, inverse_, k_, pivot_, delta_;
+  const Kind& kind_;
+  bool debias_;
+  F is_whole_, pinned_;
+  V top_, bottom_, prime_, share_;
+  V mean_, scale_, gain_;
+  LaneBlockSums<V> sums_;
+};
+
+template <class Kind, class T, bool kAll>
+inline void LaneCotangents<Kind, T, kAll>::take(V& key, V g, LaneBlockSums<V>& sums) const {
+  const V none{}, one = all_lanes(T(1));
+  const V t = (key - pivot_) * inverse_ + delta_, at = clip_lanes(t, all_lanes(T(Kind::zero)), top_);
+  const F inside = (t > bottom_) & (t < top_);
+  const LaneResponse<V> response = respond(kind_, at, Kind::kCheap ? 0 : bits_of(inside));
+  const V rho = inside ? response.slope : none, cotangent = inside ? g : none, rho_g = rho * cotangent;
+  sums.rho += rho, sums.rho_g += rho_g, sums.size += inside ? one : none;
+  if (kAll || kMagnitude) sums.g += cotangent;
+  if (kAll) sums.rho_t += rho * at, sums.rho_g_t += rho_g * at;
+  if (kMagnitude) {
+    const F whole = t >= top_;
+    sums.whole += whole ? one : none;
+    if (kAll && !debias_) sums.whole_in_lam -= whole ? g * key * share_ * share_ : none;
+    key = whole ? -one : rho;
+  } else {
+    if (kAll) sums.whole += inside ? response.value : none;
+    key = rho;
+  }
+}
+
+template <class Kind, class T, bool kAll>
+void LaneCotangents<Kind, T, kAll>::add_up(V* keys, const V* g, std::size_t n) {
+  constexpr std::size_t kBlock = 16;
+  LaneCotangents self = *this;  // in registers
+  LaneBlockSums<V> all, rest;
+  std::size_t i = 0;
+  for (; i + kBlock <= n; i += kBlock) {
+    LaneBlockSums<V> even, odd;
+#pragma GCC unroll 4
+    for (std::size_t j = 0; j < kBlock; j += 2) {
+      self.take(keys[i + j], g[i + j], even);
+      self.take(keys[i + j + 1], g[i + j + 1], odd);
+    }
+    even.add(odd);
+    all.add(even);
+  }
+  for (; i < n; ++i) self.take(keys[i], g[i], rest);
+  all.add(rest);
+  sums_ = all;
+}
+
+// As Block does in output.hpp.
+template <class Kind, class T, bool kAll>
+void LaneCotangents<Kind, T, kAll>::average() {
+  const V none{}, debias = all_lanes(T(debias_ ? 1 : 0));
+  V left = kMagnitude ? k_ - sums_.whole : sums_.whole;
+  if (kAll && !kMagnitude)
+    for (std::size_t i = 0; i < kWidth<T>; ++i) left[i] = is_whole_[i] ? T(::round(double(left[i]))) : left[i];
+  const V curvature = kMagnitude ? left : none, total = sums_.rho + lam_ * curvature;
+  const F moves = kMagnitude ? left > 0 : ~F{}, shares = (total > 0) & ~pinned_ & moves;
+  const F single = (sums_.size == 1) & ~pinned_ & moves;
+  mean_ = shares ? (sums_.rho_g + lam_ * debias * sums_.g) / total : none;
+  const V alone = shares ? curvature * (sums_.rho + lam_ * debias) / total : none;
+  scale_ = single ? none : inverse_, gain_ = single ? alone : debias;
+  finite = absolute_lanes(mean_) <= T(1e30);
+  if (kAll) {
+    dk = (left > 0) & (left < sums_.size) ? prime_ * mean_ : none;
+    const V t = sums_.rho > 0 ? sums_.rho_t / sums_.rho : none;
+    dlam = (mean_ * sums_.rho_t - sums_.rho_g_t) * inverse_;
+    dlam = (single ? sums_.g * t * (debias - alone) : dlam) + sums_.whole_in_lam;
+    finite &= (absolute_lanes(dlam) <= T(1e30)) & (absolute_lanes(dk) <= T(1e30));
+  }
+}
+
+// dx without the sign of x, and finite whatever the slope, in the place of rho.
+template <class X, class Kind, bool kAll>
+SPARSETOPK_LOOP void to_cotangents(const LaneCotangents<Kind, Wide<X>, kAll>& block, Vector<Wide<X>>* rho,
+                                   const Vector<Wide<X>>* g, std::size_t n) {
+  using T = Wide<X>;
+  const LaneCotangents<Kind, T, kAll> at = block;
+  const Vector<T> limit = all_lanes(T(Limits<X>::largest));
+  for (std::size_t j = 0; j < n; ++j) rho[j] = larger_lanes(-limit, smaller_lanes(limit, at(rho[j], g[j])));
+}
+
+template <class X, class Kind, bool kAll>
+void backward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, std::size_t end, const X* g, X* dx,
+                    double* dk, double* dlam) {
+  using T = Wide<X>;
+  using V = Vector<T>;
+  constexpr std::size_t kW = kWidth<T>;
+  V keys[kLongestLaneBackward], gs[kLongestLaneBackward];
+  const std::size_t n = problem.n;
+  const X* x = static_cast<const X*>(problem.x);
+  const bool same = problem.k_stride == 0 && problem.lam_stride == 0;
+  Asked<T> asked(problem, begin, 1);
+  for (std::size_t first = begin; first < end; first += kW) {
+    const std::size_t count = smaller(kW, end - first);
+    if (!same) asked.fill(problem, first, count);
+    const LaneStates<T> states(problem, first, count);
+    to_lanes(x + first * problem.row_stride, problem.row_stride, count, n, keys);
+    to_lanes(g + first * n, n, count, n, gs);
+    if (Kind::kAbsolute)
+      for (std::size_t j = 0; j < n; ++j) gs[j] = keys[j] < 0 ? -gs[j] : gs[j], keys[j] = absolute_lanes(keys[j]);
+    LaneCotangents<Kind, T, kAll> block(asked, states, kind, problem.debias);
+    block.add_up(keys, gs, n);
+    block.average();
+    to_cotangents<X>(block, keys, gs, n);
+    to_signed_rows<Kind>(problem, first, count, keys, dx);
+    if (kAll)
+      for (std::size_t i = 0; i < count; ++i) {
+        if (dk != nullptr) dk[first + i] = double(block.dk[i]);
+        if (dlam != nullptr) dlam[first + i] = double(block.dlam[i]);
+      }
+    const unsigned usual = bits_of(asked.fits & states.usual & block.finite);
+    for (unsigned bits = ~usual & ((1u << count) - 1); bits != 0; bits &= bits - 1) {
+      const std::size_t row = first + std::size_t(__builtin_ctz(bits));
+      const Row<X, Kind> one_row{x + row * problem.row_stride, n,    problem.k_of(row), problem.lam_of(row),
+                                 kind,                         problem.debias, 1};
+      const Cotangents found = backward_row(one_row, problem.state[row], g + row * n, dx + row * n);
+      if (dk != nullptr) dk[row] = finite<double>(found.k);
+      if (dlam != nullptr) dlam[row] = finite<double>(found.lam);
+    }
+  }
+}
+
+}  // namespace SPARSETOPK_LEVEL
+}  // namespace sparsetopk

@@ -1,0 +1,108 @@
+"""A lam that keeps so many entries competing while scores spread."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import sparsetopk.torch as st
+from sparsetopk.torch.nn import (
+    ExpertChoice,
+    RunningLam,
+    TokenChoice,
+    TopK,
+    TopKMag,
+    TopKMask,
+    TopKSign,
+)
+
+OPERATORS = [
+    (TopKMask, st.topk_mask),
+    (TopK, st.topk),
+    (TopKMag, st.topk_mag),
+    (TopKSign, st.topk_sign),
+]
+
+
+def competing(y, x, is_mask):
+    return ((y != 0) & (y.abs() != (1.0 if is_mask else x.abs()))).double().sum(-1).mean().item()
+
+
+@pytest.mark.parametrize("straight_through", [False, True])
+@pytest.mark.parametrize(("module", "operator"), OPERATORS, ids=lambda each: each.__name__)
+def test_so_many_compete_whatever_the_scale(module, operator, straight_through):
+    torch.manual_seed(0)
+    x = torch.randn(64, 100, dtype=torch.float64)
+    layer = module(10, RunningLam(8.0, start=5.0), straight_through=straight_through)
+    for scale in (1.0, 7.0):  # the scores spread
+        for _ in range(30):
+            layer(scale * x)
+        lam = layer.lam.value.item()
+        y = operator(scale * x, 10, lam)
+        assert abs(competing(y, scale * x, module in (TopKMask, TopKSign)) - 8) < 0.5
+    before = layer.lam.value
+    layer.eval()(x)
+    assert layer.lam.value == before
+    assert "lam=RunningLam(target=8)" in repr(layer)
+
+
+@pytest.mark.parametrize(
+    "router", [ExpertChoice(5, RunningLam(3.0)), TokenChoice(2, RunningLam(3.0, 0.01))]
+)
+def test_routers(router):
+    torch.manual_seed(0)
+    logits = torch.randn(6, 40, 8)
+    for _ in range(40):
+        router(logits)
+    by_row = logits.mT if isinstance(router, ExpertChoice) else logits
+    y = st.topk_mask(by_row, router.k, router.lam.value)
+    assert abs(competing(y, by_row, True) - 3) < 0.3
+
+
+def test_training_goes_on_from_a_state_dict_and_the_target_moves():
+    torch.manual_seed(0)
+    xs = torch.randn(20, 32, 100)
+
+    def make():
+        return TopKMask(10, RunningLam(16.0, final=4.0, steps=10))
+
+    whole, first, second = make(), make(), make()
+    for x in xs:
+        whole(x)
+    for x in xs[:7]:
+        first(x)
+    second.load_state_dict(first.state_dict())
+    for x in xs[7:]:
+        second(x)
+    assert torch.equal(whole.lam.value, second.lam.value)
+    targets = [RunningLam(16.0, final=4.0, steps=10) for _ in range(3)]
+    for lam, step in zip(targets, (0, 5, 99), strict=True):
+        lam.step.fill_(step)
+    assert [round(lam.current_target.item(), 5) for lam in targets] == [16.0, 8.0, 4.0]
+
+
+def test_one_graph_and_gradients():
+    torch.manual_seed(0)
+    x = torch.randn(8, 50, requires_grad=True)
+    layer, other = TopKMask(5, RunningLam(6.0)), TopKMask(5, RunningLam(6.0))
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for _ in range(3):
+        y, expected = compiled(x), other(x)
+        torch.testing.assert_close(y, expected)
+    (found,) = torch.autograd.grad(y.square().sum(), x)
+    (wanted,) = torch.autograd.grad(expected.square().sum(), x)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(layer.lam.value, other.lam.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": 0}, "target must be finite and greater than 0, got 0"),
+        ({"start": float("inf")}, "start must be finite"),
+        ({"final": 2.0}, "final and steps go together"),
+        ({"final": 2.0, "steps": 0}, "steps must be"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        RunningLam(**options)

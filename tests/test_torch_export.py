@@ -1,0 +1,210 @@
+"""Models that leave: compiled by torch, exported, traced, and in ONNX Runtime."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import sparsetopk.torch as st
+
+
+def gaussian(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+class Forms(nn.Module):
+    """Every hard operator, with k as a number, real, and one per row."""
+
+    def __init__(self):
+        super().__init__()
+        per_row = torch.tensor([[2.0], [0.0], [6.0], [2.5]])
+        self.parts = nn.ModuleList(
+            make(k, 0.1, hard_eval=True, dim=dim)
+            for make in (st.nn.TopKMask, st.nn.TopK, st.nn.TopKMag, st.nn.TopKSign)
+            for k, dim in ((3, -1), (2.5, 0), (0, -1), (per_row, 1))
+        )
+
+    def forward(self, x):
+        return [part(x) for part in self.parts]
+
+
+def rows_with_ties():
+    return gaussian(4, 6).mul(2).round()
+
+
+@pytest.fixture(scope="module")
+def exported():
+    return torch.export.export(Forms().eval(), (rows_with_ties(),))
+
+
+def names(graph):
+    return {str(node.target) for node in graph.nodes if node.op == "call_function"}
+
+
+def assert_same(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.as_tensor(a), b, rtol=0, atol=0, equal_nan=True)
+
+
+INPUTS = {
+    "ties": rows_with_ties,
+    "others": lambda: gaussian(4, 6, seed=1),
+    "padding": lambda: gaussian(4, 6).where(gaussian(4, 6, seed=2) > 0, -torch.inf),
+    "infinite": lambda: gaussian(4, 6).where(gaussian(4, 6, seed=2) > 0, torch.inf),
+    "nan": lambda: gaussian(4, 6).where(gaussian(4, 6, seed=3) < 1.5, torch.nan),
+}
+
+
+def test_exported_hard_operators_need_nothing_of_ours(exported):
+    assert not any("sparsetopk" in name for name in names(exported.graph))
+    again = exported.module()
+    for make in INPUTS.values():
+        assert_same(again(make()), Forms().eval()(make()))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_traced_hard_operators_need_nothing_of_ours():
+    traced = torch.jit.trace(Forms().eval(), rows_with_ties(), check_trace=False)
+    assert "sparsetopk::" not in str(traced.inlined_graph)
+    for make in INPUTS.values():
+        assert_same(traced(make()), Forms().eval()(make()))
+
+
+def in_onnx_runtime(model, x, path):
+    """The outputs of ONNX Runtime, and the types of the nodes."""
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about itself
+        program = torch.onnx.export(model, (x,), dynamo=True, verbose=False)
+    program.save(path)
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+
+    def run(x):
+        return session.run(None, {name: x.numpy()})
+
+    return run, {node.domain for node in program.model.graph}
+
+
+def test_hard_operators_in_onnx_runtime(exported, tmp_path):
+    run, domains = in_onnx_runtime(exported, rows_with_ties(), tmp_path / "forms.onnx")
+    assert domains == {""}
+    for make in INPUTS.values():
+        assert_same(run(make()), Forms().eval()(make()))
+
+
+@pytest.mark.parametrize("f", [st.topk_mask, st.soft_rank], ids=["mask", "rank"])
+def test_relaxed_operators_in_onnx_say_what_to_do(f, tmp_path):
+    class Model(nn.Module):
+        def forward(self, x):
+            return f(x, 3)
+
+    with pytest.raises(RuntimeError, match=r"lam=0, or hard_eval=True in eval\(\)"):
+        in_onnx_runtime(Model(), gaussian(4, 6), tmp_path / "relaxed.onnx")
+
+
+LABELS = torch.tensor([1, 2, 3, 0])
+
+
+def operators(x, k, lam):
+    return [
+        st.topk_mask(x, 3, 0.5),
+        st.topk_mask(x, k, 0.5, p=1.5, two_sided=True),
+        st.topk(x, k, lam),
+        st.topk_mag(x, k, lam, p=4 / 3),
+        st.topk_sign(x, 2.5, lam, dim=0),
+        st.topk_mag(x, 3, 0.0),
+        st.topk_mask(x, 3, 0.5, straight_through=True),
+        st.topk_select(x, k, lam, capacity=5).values,
+    ]
+
+
+def losses(x, k, lam):
+    return [
+        st.topk_loss(x, LABELS, 3, ignore_index=2),
+        st.topk_loss(x, LABELS, 3, completion="best", reduction="none"),
+        st.topk_loss(x, LABELS, 3, completion="spread"),
+        st.topk_loss(x, LABELS, 3, label_smoothing=0.1) + 0 * (k.sum() + lam),
+    ]
+
+
+class Recorder:
+    """A backend that runs what it is given, and remembers the names of what it calls."""
+
+    def __init__(self):
+        self.forward, self.backward = set(), set()
+
+    def __call__(self, module, inputs):
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._functorch.aot_autograd import make_boxed_func
+
+        def keep(seen):
+            def compiler(module, _):
+                seen.update(names(module.graph))
+                return make_boxed_func(module.forward)
+
+            return compiler
+
+        return aot_autograd(fw_compiler=keep(self.forward), bw_compiler=keep(self.backward))(
+            module, inputs
+        )
+
+
+def gradients(f, inputs):
+    """The outputs, and the gradient of each."""
+    inputs = [value.detach().requires_grad_() for value in inputs]
+    outputs = f(*inputs)
+    gs = [torch.cos(torch.arange(y.numel(), dtype=y.dtype)).view_as(y) for y in outputs]
+    return [*(y.detach() for y in outputs), *torch.autograd.grad(outputs, inputs, gs)]
+
+
+@pytest.mark.parametrize("f", [operators, losses])
+def test_compiled_graphs_call_the_kernels(f):
+    torch._dynamo.reset()
+    k, lam = torch.tensor([[2.0], [3.5], [1.0], [2.0]]), torch.tensor(0.5, dtype=torch.float64)
+    recorder = Recorder()
+    compiled = torch.compile(f, fullgraph=True, backend=recorder, dynamic=True)
+    for x in (gaussian(4, 6), gaussian(4, 9, seed=1)):
+        expected, found = gradients(f, (x, k, lam)), gradients(compiled, (x, k, lam))
+        torch.testing.assert_close(found, expected)
+    if f is operators:
+        assert "sparsetopk.select.default" in recorder.forward
+        assert "sparsetopk.relaxed_backward.default" in recorder.backward
+    assert f"sparsetopk.{'relaxed' if f is operators else 'loss'}.default" in recorder.forward
+    assert "sparsetopk.threshold.default" not in recorder.forward
+
+
+def test_padding_and_infinities_in_compiled_graphs():
+    torch._dynamo.reset()
+
+    def f(x):
+        return [st.topk(x, 3, 0.5)]
+
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    for name in ("ties", "padding", "infinite", "nan"):
+        expected, found = (gradients(g, [INPUTS[name]()]) for g in (f, compiled))
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_operators_have_shapes_and_derivatives():
+    x = gaussian(3, 8, dtype=torch.float64).requires_grad_()
+    k = torch.tensor([[2.0], [3.5], [1.0]], dtype=torch.float64, requires_grad=True)
+    lam = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    for times_x in (False, True):
+        for k_, lam_ in ((None, None), (k, lam)):
+            asked = (x, k_, lam_, 3.0, 0.5, 1, 0, 1.0, False, times_x)
+            torch.library.opcheck(torch.ops.sparsetopk.relaxed.default, asked)
+        f = lambda *a: torch.ops.sparsetopk.relaxed(*a, 3.0, 0.5, 1, 0, 1.0, False, times_x)[0]  # noqa: E731, B023
+        assert torch.autograd.gradcheck(f, (x, k, lam))
+        assert torch.autograd.gradgradcheck(f, (x, k, lam))
+    t = torch.tensor([1, 2, 3])
+    asked = (x, t, None, None, 3.0, 0.5, 1, 0, 1.0, False, -100, False)
+    torch.library.opcheck(torch.ops.sparsetopk.loss.default, asked)
+    g = lambda x: torch.ops.sparsetopk.loss(x, *asked[1:])[1]  # noqa: E731
+    assert torch.autograd.gradcheck(g, (x,))
+    assert torch.autograd.gradgradcheck(g, (x,))
+    torch.library.opcheck(torch.ops.sparsetopk.select.default, (x.detach(), 5))
