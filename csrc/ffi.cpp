@@ -15,7 +15,9 @@
 #include <vector>
 
 #include "isotonic.hpp"
+#include "parallel.hpp"
 #include "problem.hpp"
+#include "selection.hpp"
 #include "xla/ffi/api/ffi.h"
 
 #ifdef __linux__
@@ -137,43 +139,61 @@ auto translated(Error (*function)(Arguments...)) {
   };
 }
 
-// y, and the state of every row; k = whole + frac, so that float32 holds large counts.
-Error threshold(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, Result y, Result pivot, Result delta,
-                std::int32_t op, double exponent, bool debias) {
-  const Rows rows(x);
-  Checker check;
+// k and lam of every row as the kernels take them, and its state; k = whole + frac, so that float32 holds large counts.
+struct Numbers {
+  Numbers(std::size_t rows, const AnyBuffer& whole, const AnyBuffer& frac, const AnyBuffer& lam)
+      : k(whole.typed_data<std::int32_t>(), whole.typed_data<std::int32_t>() + rows), lams(rows), state(rows) {
+    add(frac, k);
+    add(lam, lams);
+  }
+  Problem of(const Rows& rows, const AnyBuffer& x, std::int32_t op, double exponent, bool debias) {
+    return {Operator(op), exponent, debias,      dtype_of(x), rows.count,   rows.n,       rows.n, x.untyped_data(),
+            k.data(),     1,        lams.data(), 1,           state.data(), thread_count()};
+  }
+  std::vector<double> k, lams;
+  std::vector<State> state;
+};
+
+// What forward and backward are both asked with.
+void check_problem(Checker& check, const Rows& rows, const AnyBuffer& x, const AnyBuffer& whole, const AnyBuffer& frac,
+                   const AnyBuffer& lam, std::int32_t op) {
   check.require(!rows.shape.empty(), "x", "have at least one axis", "a scalar");
   check.dtype("x", x, {DataType::F32, DataType::F64, DataType::F16, DataType::BF16});
   check.dtype("whole", whole, {DataType::S32});
   check.dtype("frac", frac, {DataType::F32, DataType::F64});
   check.dtype("lam", lam, {DataType::F32, DataType::F64});
-  check.dtype("y", *y, {x.element_type()});
-  check.dtype("pivot", *pivot, {lam.element_type()});
-  check.dtype("delta", *delta, {lam.element_type()});
   check.shape("whole", whole, rows.per_row);
   check.shape("frac", frac, rows.per_row);
   check.shape("lam", lam, rows.per_row);
+  check.require(op >= 0 && op <= int(Operator::two_sided), "op", "be in [0, 3]", std::to_string(op));
+}
+
+// Writes numbers of rows into a buffer of float32 or float64.
+template <class F>
+void store(const AnyBuffer& to, std::size_t rows, F&& value) {
+  with_floats(to, [&](auto* out) {
+    for (std::size_t i = 0; i < rows; ++i) out[i] = std::decay_t<decltype(*out)>(value(i));
+  });
+}
+
+// y, and the state of every row.
+Error threshold(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, Result y, Result pivot, Result delta,
+                std::int32_t op, double exponent, bool debias) {
+  const Rows rows(x);
+  Checker check;
+  check_problem(check, rows, x, whole, frac, lam, op);
+  check.dtype("y", *y, {x.element_type()});
+  check.dtype("pivot", *pivot, {lam.element_type()});
+  check.dtype("delta", *delta, {lam.element_type()});
   check.shape("y", *y, rows.shape);
   check.shape("pivot", *pivot, rows.per_row);
   check.shape("delta", *delta, rows.per_row);
-  check.require(op >= 0 && op <= int(Operator::two_sided), "op", "be in [0, 3]", std::to_string(op));
   if (!check.passed()) return check.error();
 
-  const std::int32_t* counts = whole.typed_data<std::int32_t>();
-  std::vector<double> k(counts, counts + rows.count), lams(rows.count);
-  add(frac, k);
-  add(lam, lams);
-  std::vector<State> state(rows.count);
-  forward({Operator(op), exponent, debias, dtype_of(x), rows.count, rows.n, rows.n, x.untyped_data(), k.data(), 1,
-           lams.data(), 1, state.data(), thread_count()},
-          y->untyped_data());
-  const auto store = [&](const AnyBuffer& to, double State::*member) {
-    with_floats(to, [&](auto* out) {
-      for (std::size_t i = 0; i < rows.count; ++i) out[i] = std::decay_t<decltype(*out)>(state[i].*member);
-    });
-  };
-  store(*pivot, &State::pivot);
-  store(*delta, &State::delta);
+  Numbers numbers(rows.count, whole, frac, lam);
+  forward(numbers.of(rows, x, op, exponent, debias), y->untyped_data());
+  store(*pivot, rows.count, [&](std::size_t i) { return numbers.state[i].pivot; });
+  store(*delta, rows.count, [&](std::size_t i) { return numbers.state[i].delta; });
   return Error::Success();
 }
 
@@ -189,6 +209,101 @@ XLA_FFI_DEFINE_HANDLER(threshold_handler, translated(threshold),
                            .Attr<std::int32_t>("op")
                            .Attr<double>("exponent")
                            .Attr<bool>("debias"));
+
+// The cotangents of x, k and lam, from the state of every row and the cotangent g of y.
+Error threshold_backward(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, AnyBuffer pivot, AnyBuffer delta,
+                         AnyBuffer g, Result dx, Result dk, Result dlam, std::int32_t op, double exponent,
+                         bool debias) {
+  const Rows rows(x);
+  Checker check;
+  check_problem(check, rows, x, whole, frac, lam, op);
+  check.dtype("pivot", pivot, {DataType::F32, DataType::F64});
+  check.dtype("delta", delta, {DataType::F32, DataType::F64});
+  check.dtype("g", g, {x.element_type()});
+  check.dtype("dx", *dx, {x.element_type()});
+  check.dtype("dk", *dk, {lam.element_type()});
+  check.dtype("dlam", *dlam, {lam.element_type()});
+  check.shape("pivot", pivot, rows.per_row);
+  check.shape("delta", delta, rows.per_row);
+  check.shape("g", g, rows.shape);
+  check.shape("dx", *dx, rows.shape);
+  check.shape("dk", *dk, rows.per_row);
+  check.shape("dlam", *dlam, rows.per_row);
+  if (!check.passed()) return check.error();
+
+  Numbers numbers(rows.count, whole, frac, lam);
+  const auto load = [&](const AnyBuffer& from, double State::*member) {
+    with_floats(from, [&](const auto* in) {
+      for (std::size_t i = 0; i < rows.count; ++i) numbers.state[i].*member = double(in[i]);
+    });
+  };
+  load(pivot, &State::pivot);
+  load(delta, &State::delta);
+  std::vector<double> in_k(rows.count), in_lam(rows.count);
+  backward(numbers.of(rows, x, op, exponent, debias), g.untyped_data(), dx->untyped_data(), in_k.data(),
+           in_lam.data());
+  store(*dk, rows.count, [&](std::size_t i) { return in_k[i]; });
+  store(*dlam, rows.count, [&](std::size_t i) { return in_lam[i]; });
+  return Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(threshold_backward_handler, translated(threshold_backward),
+                       ffi::Ffi::Bind()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Attr<std::int32_t>("op")
+                           .Attr<double>("exponent")
+                           .Attr<bool>("debias"));
+
+// Rows to threads, some at a time, so that a short row costs no more than it must.
+struct Slots {
+  Dtype dtype;
+  const char* y;
+  std::size_t rows, n, row_bytes, capacity, together;
+  std::int32_t* indices;
+
+  void operator()(std::size_t part) const {
+    const std::size_t first = part * together, count = std::min(together, rows - first);
+    std::vector<std::int64_t> found(count * capacity);
+    select_slots(dtype, count, n, y + first * row_bytes, capacity, found.data());
+    std::copy(found.begin(), found.end(), indices + first * capacity);
+  }
+};
+
+// The indices of the largest entries of every row in magnitude, in order; see selection.hpp.
+Error select(AnyBuffer y, Result indices) {
+  const Rows rows(y);
+  Checker check;
+  check.require(!rows.shape.empty(), "y", "have at least one axis", "a scalar");
+  check.dtype("y", y, {DataType::F32, DataType::F64, DataType::F16, DataType::BF16});
+  check.dtype("indices", *indices, {DataType::S32});
+  if (!check.passed()) return check.error();
+  Shape slots = rows.shape;
+  slots.back() = indices->dimensions().size() == slots.size() ? indices->dimensions().back() : 0;
+  check.shape("indices", *indices, slots);
+  check.require(slots.back() >= 0 && std::size_t(slots.back()) <= rows.n, "indices", "have at most n slots",
+                std::to_string(slots.back()));
+  if (!check.passed()) return check.error();
+  const std::size_t capacity = std::size_t(slots.back());
+  if (capacity == 0 || rows.count == 0) return Error::Success();
+  constexpr std::size_t kEntries = 1 << 14;  // that a thread is given at once
+  const std::size_t together = std::max<std::size_t>(1, kEntries / rows.n);
+  Slots job{dtype_of(y), static_cast<const char*>(y.untyped_data()), rows.count, rows.n,
+            y.size_bytes() / rows.count, capacity, together, indices->typed_data<std::int32_t>()};
+  parallel_for((rows.count + together - 1) / together, thread_count(),
+               [](void* context, std::size_t part) { (*static_cast<const Slots*>(context))(part); }, &job);
+  return Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(select_handler, translated(select), ffi::Ffi::Bind().Arg<AnyBuffer>().Ret<AnyBuffer>());
 
 // d, block and paired of rows in any order; see isotonic.hpp.
 Error pav(AnyBuffer x, AnyBuffer w, AnyBuffer lam, Result d, Result block, Result paired, std::int32_t phi,
@@ -235,6 +350,8 @@ XLA_FFI_DEFINE_HANDLER(pav_handler, translated(pav),
 
 const Handler handlers[] = {
     {"sparsetopk_threshold", reinterpret_cast<void*>(threshold_handler)},
+    {"sparsetopk_threshold_backward", reinterpret_cast<void*>(threshold_backward_handler)},
+    {"sparsetopk_select", reinterpret_cast<void*>(select_handler)},
     {"sparsetopk_pav", reinterpret_cast<void*>(pav_handler)},
     {nullptr, nullptr},
 };

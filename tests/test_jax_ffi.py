@@ -12,8 +12,10 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp
 
 from sparsetopk import _core as core
+from sparsetopk._maths.operator import Operator
 from sparsetopk._numpy.isotonic import solve_isotonic
-from sparsetopk.jax._solvers import ffi
+from sparsetopk.jax._rows.threshold import Setting, solve
+from sparsetopk.jax._solvers import ffi, pav
 
 pytestmark = pytest.mark.skipif(
     not ffi.available(), reason="the core was built without the headers of XLA"
@@ -36,14 +38,20 @@ def normal(*shape, dtype=np.float32):
 
 def threshold(x, k=5.5, lam=0.3, operator=(MASK, 1.0, False), dtype=jnp.float32):
     """For k and lam that broadcast against x (..., 1)."""
-    rows = (*x.shape[:-1], 1)
+    return tuple(solve(x, *numbers_of(x, k, lam, dtype), Setting(Operator(*operator), None)))
+
+
+def numbers_of(x, k, lam, dtype=jnp.float32):
+    """whole, frac and lam of every row."""
     whole = jnp.floor(jnp.asarray(k, dtype))
     numbers = (whole.astype(jnp.int32), k - whole, jnp.asarray(lam, dtype))
-    op, exponent, debias = operator
-    call = ffi.threshold
-    return call(
-        x, *(jnp.broadcast_to(v, rows) for v in numbers), op=op, exponent=exponent, debias=debias
-    )
+    return [jnp.broadcast_to(v, (*x.shape[:-1], 1)) for v in numbers]
+
+
+def in_core(name, *arrays, results, **attributes):
+    """A call of a handler as it is, whatever it is given."""
+    types = [jax.ShapeDtypeStruct(*result) for result in results]
+    return jax.ffi.ffi_call(f"sparsetopk_{name}", types)(*arrays, **attributes)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -72,7 +80,7 @@ def test_counts_beyond_float32_are_exact():
     x = jnp.zeros((1, n), jnp.float32).at[0, :4].set(-9.0)
     whole = jnp.full((1, 1), n - 4, jnp.int32)
     zero = jnp.zeros((1, 1), jnp.float32)
-    y, pivot, _ = ffi.threshold(x, whole, zero, zero + 0.1, op=MASK, exponent=1.0, debias=False)
+    y, pivot, _ = solve(x, whole, zero, zero + 0.1, Setting(Operator(MASK, 1.0), None))
     assert np.asarray(y, np.float64).sum() == n - 4
     assert (y[0, :4] == 0).all()
     assert float(pivot[0, 0]) in (0.0, -9.0)
@@ -86,7 +94,7 @@ def test_any_number_of_leading_axes(shape):
     assert pivot.shape == delta.shape == (*shape[:-1], 1)
     np.testing.assert_allclose(y.sum(-1), np.full(shape[:-1], min(2, shape[-1])), rtol=1e-6)
     lam = jnp.ones((*shape[:-1], 1), jnp.float32)
-    d, block, paired = jax.jit(lambda x: ffi.pav(x, x, lam, phi=0, exponent=1.0))(x)
+    d, block, paired = jax.jit(lambda x: pav.solve(x, x, lam, "identity", 1.0))(x)
     assert d.shape == block.shape == paired.shape == shape
 
 
@@ -111,7 +119,7 @@ def solved_by_numpy(x, w, lam, phi, exponent):
 def test_pav_is_that_of_numpy(phi, exponent, dtype):
     x, w = abs(normal(9, 40, dtype=dtype)), abs(normal(2, 9, 40, dtype=dtype))[1]
     lam = jnp.geomspace(0.1, 10, 9, dtype=dtype)[:, None]
-    d, block, paired = jax.jit(lambda *a: ffi.pav(*a, phi=phi, exponent=exponent))(x, w, lam)
+    d, block, paired = jax.jit(lambda *a: pav.solve(*a, PHI_NAMES[phi], exponent))(x, w, lam)
     arrays = (np.asarray(v, np.float64) for v in (x, w, lam))
     expected = solved_by_numpy(*arrays, phi, exponent)
     assert d.dtype == dtype
@@ -124,9 +132,9 @@ def test_pav_is_that_of_numpy(phi, exponent, dtype):
 def test_rows_do_not_depend_on_which_thread_solves_them():
     x = normal(1000, 400)
     lam = jnp.ones((1000, 1), jnp.float32)
-    together = (threshold(x), ffi.pav(x, x[::-1], lam, phi=0, exponent=1.0))
+    together = (threshold(x), pav.solve(x, x[::-1], lam, "identity", 1.0))
     for i in (0, 499, 999):
-        alone = (threshold(x[i]), ffi.pav(x[i], x[999 - i], lam[i], phi=0, exponent=1.0))
+        alone = (threshold(x[i]), pav.solve(x[i], x[999 - i], lam[i], "identity", 1.0))
         for rows, row in zip(together, alone, strict=True):
             for found, expected in zip(rows, row, strict=True):
                 np.testing.assert_array_equal(found[i], expected)
@@ -139,7 +147,7 @@ def test_rows_do_not_depend_on_which_thread_solves_them():
 def test_pav_of_a_row_without_an_answer_is_nan(name, value):
     arrays = {"x": normal(2, 6), "w": abs(normal(2, 6)), "lam": jnp.ones((2, 1), jnp.float32)}
     arrays[name] = arrays[name].at[1, 0].set(value)
-    d, block, paired = ffi.pav(**arrays, phi=1, exponent=1.0)
+    d, block, paired = pav.solve(*arrays.values(), "half_square", 1.0)
     assert np.isfinite(d[0]).all()
     assert np.isnan(d[1]).all()
     assert block[1].tolist() == paired[1].tolist() == list(range(6))
@@ -164,8 +172,17 @@ def test_threshold_says_what_is_wrong(name, array, message):
         "op": 0,
         name: array,
     }
+    op, x = np.int32(arrays.pop("op")), arrays["x"]
+    rows = ((2, 1), arrays["lam"].dtype)
+    attributes = {"op": op, "exponent": np.float64(1), "debias": np.bool_(False)}
+    results = [(x.shape, x.dtype), rows, rows]
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-        ffi.threshold(**arrays, exponent=1.0, debias=False)
+        in_core("threshold", *arrays.values(), results=results, **attributes)
+    state = jnp.zeros((2, 1), jnp.float32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        in_core(
+            "threshold_backward", *arrays.values(), state, state, x, results=results, **attributes
+        )
 
 
 @pytest.mark.parametrize(
@@ -185,17 +202,31 @@ def test_pav_says_what_is_wrong(name, array, message):
         "phi": 0,
         name: array,
     }
+    phi, x = np.int32(arrays.pop("phi")), arrays["x"]
+    results = [(x.shape, x.dtype), (x.shape, np.int32), (x.shape, np.int32)]
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-        ffi.pav(**arrays, exponent=1.0)
+        in_core("pav", *arrays.values(), results=results, phi=phi, exponent=np.float64(1))
+
+
+def test_the_other_calls_say_what_is_wrong():
+    x, row = normal(2, 5), jnp.ones((2, 1), jnp.float32)
+    arrays = (x, row.astype(jnp.int32), row, row, row, row)
+    results = [(x.shape, x.dtype), (row.shape, row.dtype), (row.shape, row.dtype)]
+    attributes = {"op": np.int32(0), "exponent": np.float64(1), "debias": np.bool_(False)}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="g must be F32, got F16"):
+        in_core("threshold_backward", *arrays, x.astype(jnp.float16), results=results, **attributes)
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match="indices must have at most n slots, got 6"
+    ):
+        in_core("select", x, results=[((2, 6), np.int32)])
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"indices must have shape \(2, 3\), got"):
+        in_core("select", x, results=[((1, 3), np.int32)])
 
 
 def test_vmap_makes_rows():
     x, k, lam = normal(4, 3, 50), jnp.arange(1.0, 4.0), jnp.geomspace(0.1, 1, 4)
 
-    def solve(x, k, lam):
-        return threshold(x, k, lam)
-
-    over_k = jax.vmap(solve, (1, 0, None), (1, 0, 0))
+    over_k = jax.vmap(threshold, (1, 0, None), (1, 0, 0))
     found = jax.jit(jax.vmap(over_k, (0, None, 0)))(x.transpose(0, 2, 1), k, lam)
     y = found[0].transpose(0, 2, 1)
     for i in range(4):
@@ -210,15 +241,13 @@ def test_vmap_is_one_call():
     assert text.count("@sparsetopk_threshold") == 1
 
 
-def test_scan_checkpoint_and_platform_dependent():
+def test_scan_and_checkpoint():
     x = normal(5, 3, 50)
 
     @jax.checkpoint
     def weighted(x):
         rows = jax.lax.stop_gradient(x)
-        choose = jax.lax.platform_dependent
-        y, *_ = choose(rows, cpu=threshold, default=lambda x: threshold(jnp.full_like(x, jnp.nan)))
-        return (x * y).sum()
+        return (x * threshold(rows)[0]).sum()
 
     def step(total, x):
         return total + weighted(x), jax.grad(weighted)(x)
@@ -245,18 +274,20 @@ def run_on_four_devices(code: str) -> None:
     os.environ["SPARSETOPK_THREADS"] = "4"
     import jax, jax.numpy as jnp, numpy as np
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-    from sparsetopk.jax import ffi
+    from sparsetopk._maths.operator import Operator
+    from sparsetopk.jax._rows.threshold import Setting, solve as solve_threshold
+    from sparsetopk.jax._solvers import pav as isotonic
 
     def threshold(x, k=5.5):
         shape = (*x.shape[:-1], 1)
         k = jnp.broadcast_to(jnp.asarray(k, jnp.float32), shape)
         whole = jnp.floor(k)
-        lam = jnp.full(shape, 0.3)
-        whole_, op = whole.astype(jnp.int32), dict(op=0, exponent=1.0, debias=False)
-        return ffi.threshold(x, whole_, k - whole, lam, **op)
+        at = (x, whole.astype(jnp.int32), k - whole, jnp.full(shape, 0.3))
+        return tuple(solve_threshold(*at, Setting(Operator(0, 1.0), None)))
 
     def pav(x, k=None):
-        return ffi.pav(x, x[..., ::-1], jnp.ones((*x.shape[:-1], 1), jnp.float32), phi=0, exponent=1.0)
+        lam = jnp.ones((*x.shape[:-1], 1), jnp.float32)
+        return isotonic.solve(x, x[..., ::-1], lam, "identity", 1.0)
 
     def mesh(*sizes, kind=AxisType.Auto):
         return jax.make_mesh(sizes, ("a", "b")[: len(sizes)], axis_types=(kind,) * len(sizes))
@@ -319,34 +350,6 @@ def test_no_row_moves_with_the_partitioner_before_shardy():
     )
 
 
-def test_results_have_the_type_of_the_argument():
-    """Sharding is a part of it: a rule for the derivative is refused if value and tangent disagree."""
-    run_on_four_devices(
-        """
-        @jax.custom_jvp
-        def mask(x):
-            return threshold(x)[0]
-
-        @mask.defjvp
-        def _(at, moved):
-            return mask(*at), at[0] * moved[0]
-
-        def both(x):
-            return *jax.value_and_grad(lambda x: mask(x).sum())(x), *threshold(x), *pav(x)
-
-        for kind in (AxisType.Auto, AxisType.Explicit):
-            devices = mesh(4, kind=kind)
-            place = NamedSharding(devices, P("a"))
-            for using in (contextlib.nullcontext, jax.set_mesh):
-                with using(*([devices] if using is jax.set_mesh else [])):
-                    total, dx, *solved = jax.jit(both)(jax.device_put(x, place))
-                assert (dx == x).all()
-                for found in (dx, *solved):
-                    assert found.sharding.is_equivalent_to(place, 3), (kind, using, found.sharding)
-        """
-    )
-
-
 def test_shard_map():
     run_on_four_devices(
         """
@@ -361,11 +364,6 @@ def test_shard_map():
             of_k = jax.shard_map(lambda x, k: threshold(x, k)[0], in_specs=(P(), P("a")), **specs)
             y = jax.jit(of_k)(x[0, :1], k[:, None])
             np.testing.assert_array_equal(y, jnp.stack([threshold(x[0, 0], one)[0] for one in k]))
-            chosen = jax.shard_map(
-                lambda x: jax.lax.platform_dependent(x, cpu=threshold, default=threshold)[0],
-                in_specs=P("a"), **specs,
-            )
-            np.testing.assert_array_equal(jax.jit(chosen)(x), threshold(x)[0])
         """
     )
 
@@ -392,10 +390,10 @@ def test_memory_that_runs_out_is_an_error_of_jax():
     import os, resource
     os.environ["SPARSETOPK_THREADS"] = "4"
     import jax, jax.numpy as jnp
-    from sparsetopk.jax import ffi
+    from sparsetopk.jax._solvers import pav
 
     def call(x):
-        return ffi.pav(x, x, jnp.ones((len(x), 1), x.dtype), phi=0, exponent=1.0)
+        return pav.solve(x, x, jnp.ones((len(x), 1), x.dtype), "identity", 1.0)
 
     x = jax.random.normal(jax.random.key(0), (4, 2_000_000))
     compiled = jax.jit(call).lower(x).compile()

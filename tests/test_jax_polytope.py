@@ -431,7 +431,8 @@ def test_rows_that_are_sharded_stay_where_they_are():
     script = """
         import numpy as np, jax, jax.numpy as jnp
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
-        from sparsetopk.jax import ffi, permutahedron
+        from sparsetopk.jax import permutahedron
+        from sparsetopk.jax._solvers import ffi
         ffi.available = lambda: False
         place = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), PartitionSpec("rows"))
         x = jax.ShapeDtypeStruct((4, 2, 40), jnp.float32, sharding=place)

@@ -19,6 +19,7 @@ from .._checks import check_choice, check_positive_int
 from ._functions.operators import topk_mask
 from ._functions.selection import select_slots, topk_select
 from ._rows.arguments import Number, check_float_array, is_hard
+from ._rows.compiled import compiled, entries
 
 SelectOn = Literal["logits", "gates"]
 
@@ -87,9 +88,9 @@ def expert_choice(
     selected, tokens, dropped = topk_select(
         scores.mT, k, lam, p=p, two_sided=two_sided, capacity=capacity
     )
-    weights = selected * jnp.take_along_axis(gates.mT, tokens, axis=-1)
+    weights = selected * _taken(gates.mT, tokens, gates.ndim - 1)
     if normalize:
-        weights = _normalized(weights, tokens, n)
+        weights = _normalized(weights, tokens, weights.ndim - 1, n)
     return Routing(weights, tokens, selected, dropped, jnp.zeros((), logits.dtype))
 
 
@@ -132,11 +133,11 @@ def token_choice(
     balance = _balance(y, gates, mask)
     y = y.mT
     dense = y * gates.mT
-    tokens, lost = select_slots(lax.stop_gradient(dense), capacity)
-    weights, selected = (jnp.take_along_axis(v, tokens, axis=-1) for v in (dense, y))
+    tokens, lost = _slots(lax.stop_gradient(dense), dense.ndim - 1, capacity)
+    weights, selected = (_taken(v, tokens, v.ndim - 1) for v in (dense, y))
     dropped = jnp.where(lost, lax.stop_gradient(y), 0.0).sum(axis=-1)
     if normalize:
-        weights = _normalized(weights, tokens, n)
+        weights = _normalized(weights, tokens, weights.ndim - 1, n)
     return Routing(weights, tokens, selected, dropped, balance)
 
 
@@ -165,7 +166,18 @@ def _gates(logits: Array, mask: Array | None) -> tuple[Array, Array]:
     return logits, jax.nn.softmax(logits, axis=-1)
 
 
-def _normalized(weights: Array, tokens: Array, n: int) -> Array:
+@compiled("axis", results=entries)
+def _taken(values: Array, tokens: Array, axis: int) -> Array:
+    return jnp.take_along_axis(values, tokens, axis=axis)
+
+
+@compiled("axis", "capacity", results=lambda *at: (entries(*at), entries(*at)))
+def _slots(y: Array, axis: int, capacity: int) -> tuple[Array, Array]:
+    return select_slots(y, capacity)
+
+
+@compiled("axis", "n", results=entries)
+def _normalized(weights: Array, tokens: Array, axis: int, n: int) -> Array:
     """Weights that sum to 1 over the experts of every token that has any."""
 
     def divide(weights: Array, tokens: Array) -> Array:

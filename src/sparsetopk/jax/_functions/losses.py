@@ -26,6 +26,8 @@ from .._rows.arguments import (
     is_hard,
     is_readable,
 )
+from .._rows.compiled import compiled, scalars
+from .._rows.promotion import promoting
 from .._rows.threshold import Setting, hard_mask, relaxed, solve
 
 
@@ -62,7 +64,7 @@ def topk_value(
     return _evaluate(rows.x, exact(k), lam, rows.axis, setting)
 
 
-@partial(jax.jit, static_argnames=("axis", "setting"))
+@compiled("axis", "setting", results=scalars)
 def _evaluate(x: Array, k: Array | Count, lam: Array, axis: int, setting: Setting) -> Array:
     rows = Rows("x", x, axis)
     x = rows.data.astype(compute_dtype(x))
@@ -78,6 +80,7 @@ def value(x: Array, whole: Array, frac: Array, lam: Array, setting: Setting) -> 
 
 
 @partial(value.defjvp, symbolic_zeros=True)
+@promoting
 def _value_jvp(
     setting: Setting, at: tuple[Array, ...], tangents: tuple[Any, ...]
 ) -> tuple[Array, Array]:
@@ -220,15 +223,29 @@ def _loss(
     completion: Completion | None,
     reduction: Reduction,
 ) -> Array:
+    loss = _losses(logits, targets, k, lam, axis, setting, completion)
+    if reduction != "none":
+        loss = loss.sum() if reduction == "sum" else loss.mean()
+    return loss.astype(logits.dtype)
+
+
+@compiled("axis", "setting", "completion", results=scalars)
+def _losses(
+    logits: Array,
+    targets: Array,
+    k: Array | Count,
+    lam: Array,
+    axis: int,
+    setting: Setting,
+    completion: Completion | None,
+) -> Array:
+    """Of every row, in the dtype of the computation."""
     rows = Rows("logits", logits, axis)
     t, lam = _as_weights(targets, rows), rows.per_row(lam)
     x = rows.data.astype(lam.dtype)
-    loss = x.sum(axis=-1, keepdims=True)
-    if x.size > 0:
-        loss = _fenchel_young(x, t, rows.split(k), lam, setting, completion)
-    if reduction == "none":
-        return rows.restore_scalars(loss)
-    return (loss.sum() if reduction == "sum" else loss.mean()).astype(logits.dtype)
+    if x.size == 0:
+        return x.sum(axis=-1)
+    return _fenchel_young(x, t, rows.split(k), lam, setting, completion).squeeze(-1)
 
 
 def _fenchel_young(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import jax
 import jax.numpy as jnp  # noqa: F401 (the examples use it)
 from jax import Array
 
@@ -14,6 +11,7 @@ from ..._maths.scalars import Phi
 from ..._types import PhiName
 from .._rows import namespace as xp
 from .._rows.arguments import Number, Rows, check_k, check_number, compute_dtype, exact
+from .._rows.compiled import compiled, scalars
 from .polytope import permutahedron_value
 
 
@@ -64,7 +62,7 @@ def _conjugate_of_top_k(y: Array, k: Number, axis: int, phi: PhiName) -> Array:
     return _evaluate(rows.x, exact(k), rows.axis, phi)
 
 
-@partial(jax.jit, static_argnames=("axis", "phi"))
+@compiled("axis", "phi", results=scalars)
 def _evaluate(y: Array, k: Array | Count, axis: int, phi: PhiName) -> Array:
     rows = Rows("y", y, axis)
     values = rows.data.astype(compute_dtype(y))

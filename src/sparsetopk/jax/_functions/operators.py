@@ -16,8 +16,6 @@ Common to all of them:
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -35,15 +33,16 @@ from .._rows.arguments import (
     is_hard,
     row_length,
 )
+from .._rows.compiled import compiled, entries
 from .._rows.threshold import Setting, solve, unsigned_zero
 from . import topk_isotonic
 
 
-@partial(jax.jit, static_argnames=("axis", "setting", "times_x"))
+@compiled("axis", "setting", "times_x", results=entries)
 def _evaluate(
     x: Array, k: Array | Count, lam: Array, axis: int, setting: Setting, times_x: bool
 ) -> Array:
-    """By one threshold per row. Outside of jit it is one compiled call, and not dozens."""
+    """By one threshold per row."""
     rows = Rows("x", x, axis)
     y = rows.restore(solve(rows.data, *rows.split(k), rows.per_row(lam), setting).y)
     return _times(x, y) if times_x else y
@@ -87,6 +86,7 @@ def _straight_through(hard: Array, relaxed: Array) -> Array:
     return jnp.where(jnp.isinf(hard), hard, hard + (relaxed - lax.stop_gradient(relaxed)))
 
 
+@jax.checkpoint  # what a backward needs is x and the mask
 def _times(x: Array, mask: Array) -> Array:
     """x * mask, with 0 for padding; the mask has no slope beside an infinite x."""
     product = unsigned_zero(jnp.where(jnp.isfinite(x), x, 0.0) * mask)

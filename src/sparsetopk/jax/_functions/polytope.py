@@ -11,10 +11,8 @@ Common to all of them:
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -26,6 +24,7 @@ from ..._maths.operator import Operator
 from ..._types import IsotonicSolver, PhiName, SolverOptions
 from .._rows import isotonic
 from .._rows.arguments import Number, Rows, check_lam, check_number, compute_dtype, is_readable
+from .._rows.compiled import compiled, entries, scalars
 from .._rows.isotonic import Setting, respond
 from .._rows.threshold import unsigned_zero
 
@@ -105,23 +104,26 @@ class _Relaxed(NamedTuple):
         return jnp.where(self.invalid, self.nan.sum(axis=-1, keepdims=True), value)
 
 
-# Called outside of jit, each of these is one compiled call and not dozens; beside the result they give
-# the residual of the solver.
-@partial(jax.jit, static_argnames=("axis", "setting"))
+# Beside the result these give the residual of the solver.
+def _solved(*at: Any) -> tuple[Any, Any]:
+    return entries(*at), entries(*at)
+
+
+@compiled("axis", "setting", results=_solved)
 def _y(x: Array, w: Array, lam: Number, axis: int, setting: Setting) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
     relaxed = _Relaxed.of(rows.data, _along(rows, w), rows.per_row(lam), setting)
-    return rows.restore(relaxed.y()), relaxed.residual
+    return rows.restore(relaxed.y()), rows.unflatten(relaxed.residual)
 
 
-@partial(jax.jit, static_argnames=("axis", "setting"))
+@compiled("axis", "setting", results=lambda *at: (scalars(*at), entries(*at)))
 def _value(x: Array, w: Array, lam: Number, axis: int, setting: Setting) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
     relaxed = _Relaxed.of(rows.data, _along(rows, w), rows.per_row(lam), setting)
-    return rows.restore_scalars(relaxed.value()), relaxed.residual
+    return rows.restore_scalars(relaxed.value()), rows.unflatten(relaxed.residual)
 
 
-@partial(jax.jit, static_argnames=("axis", "setting", "descending"))
+@compiled("axis", "setting", "descending", results=_solved)
 def _sorted(
     x: Array, lam: Number, axis: int, setting: Setting, descending: bool
 ) -> tuple[Array, Array]:
@@ -130,17 +132,17 @@ def _sorted(
     if not descending:
         rho = rho[..., ::-1]
     relaxed = _Relaxed.of(rho, rows.data, rows.per_row(lam), setting)
-    return rows.restore(relaxed.y()), relaxed.residual
+    return rows.restore(relaxed.y()), rows.unflatten(relaxed.residual)
 
 
-@partial(jax.jit, static_argnames=("axis", "setting", "descending"))
+@compiled("axis", "setting", "descending", results=_solved)
 def _ranked(
     x: Array, lam: Number, axis: int, setting: Setting, descending: bool
 ) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
     z = -rows.data if descending else rows.data
     relaxed = _Relaxed.of(z, _rho(rows), rows.per_row(lam), setting)
-    return rows.restore(relaxed.y()), relaxed.residual
+    return rows.restore(relaxed.y()), rows.unflatten(relaxed.residual)
 
 
 def _rho(rows: Rows) -> Array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, Literal, NamedTuple, overload
 
 import jax
@@ -19,8 +18,10 @@ from ..._maths.select import Window, check_slots, default_capacity, hard_first
 from ..._maths.threshold import State
 from .._rows import namespace as xp
 from .._rows.arguments import AxisName, Number, Rows, check_k_and_lam, compute_dtype, exact
+from .._rows.calls import RowCall
+from .._rows.compiled import compiled, entries, scalars
 from .._rows.threshold import Setting, relaxed, solve
-from .._solvers.plain import Shards, row_sums
+from .._solvers.plain import row_sums
 from .operators import topk_mag, topk_mask
 
 
@@ -137,7 +138,12 @@ def _capacity(capacity: int | None, k: Number, n: int) -> int:
     return default_capacity(float(k), n)
 
 
-@partial(jax.jit, static_argnames=("axis", "capacity"))
+def _places(*at: Any) -> Any:
+    whole: Any = entries(*at)
+    return Selection(whole, whole, scalars(*at))  # type: ignore[arg-type]
+
+
+@compiled("axis", "capacity", results=_places)
 def _select(y: Array, axis: int, capacity: int) -> Selection:
     rows = Rows("y", y, axis)
     data = rows.data
@@ -153,7 +159,12 @@ def _left_out(y: Array, lost: Array, dtype: Any) -> Array:
     return jnp.where(jnp.isnan(y).any(axis=-1), jnp.nan, size.sum(axis=-1)).astype(dtype)
 
 
-@partial(jax.jit, static_argnames=("axis", "capacity"))
+def _straight_places(*at: Any) -> Any:
+    whole, _, dropped = _places(*at)
+    return StraightThroughSelection(whole, whole, dropped, whole)
+
+
+@compiled("axis", "capacity", results=_straight_places)
 def _select_straight(
     y: Array, hard: Array, value: Array, k: Array | Count, axis: int, capacity: int
 ) -> StraightThroughSelection:
@@ -176,36 +187,37 @@ def _select_straight(
 
 
 def select_slots(y: Array, capacity: int) -> tuple[Array, Array]:
-    """The indices (..., capacity) of the largest entries of rows (..., n), in order, and flags of the
-    entries that have no slot."""
-    kept = _largest(y, capacity)
-    return _compact(kept, capacity), ~kept
-
-
-def _largest(y: Array, capacity: int) -> Array:
-    """Which entries of each row have the largest magnitudes, as many as there are slots.
+    """The indices (..., capacity) of the entries of rows (..., n) that are largest in magnitude, in
+    order, and flags of the entries that have no slot.
 
     Of equal ones, as are the zeros that fill the slots, the lowest index comes first. NaN is like 0.
     """
-    if y.size == 0:
-        return jnp.zeros(y.shape, dtype=bool)
-    size = jnp.where(jnp.isnan(y), 0.0, jnp.abs(y))
-    full = row_sums(size > 0)[0] > capacity
-    slots = jnp.full(full.shape, capacity, dtype=jnp.int32)
-    boundary = Shards(size).nth(slots, size.dtype, False, full)
-    boundary = jnp.where(full, boundary, 0.0)
-    left = slots - row_sums(size > boundary)[0]
-    tied = size == boundary
-    return (size > boundary) | (tied & (jnp.cumsum(tied, axis=-1, dtype=jnp.int32) <= left))
+    if capacity == 0 or capacity == y.shape[-1]:
+        index = jnp.arange(capacity, dtype=jnp.int32)
+        return jnp.broadcast_to(index, (*y.shape[:-1], capacity)), jnp.zeros(y.shape, dtype=bool)
+    (indices,) = _slots(y, capacity=capacity)
+    size = _size(y)
+    kept = jnp.take_along_axis(size, indices, axis=-1)
+    least = kept.min(axis=-1, keepdims=True)
+    last = jnp.where(kept == least, indices, -1).max(axis=-1, keepdims=True)
+    index = jnp.arange(y.shape[-1], dtype=jnp.int32)
+    return indices, (size < least) | ((size == least) & (index > last))
 
 
-def _compact(kept: Array, capacity: int) -> Array:
-    """The indices of the kept entries, in order: flags with ``capacity`` set in each row."""
-    slot = jnp.where(kept, jnp.cumsum(kept, axis=-1, dtype=jnp.int32) - 1, capacity)
-    index = jnp.broadcast_to(jnp.arange(kept.shape[-1], dtype=jnp.int32), kept.shape)
-    slots = jnp.zeros((*kept.shape[:-1], capacity), dtype=jnp.int32)
-    put = lambda slots, slot, index: slots.at[slot].set(index, mode="drop")  # noqa: E731
-    return jnp.vectorize(put, signature="(c),(n),(n)->(c)")(slots, slot, index)
+def _size(y: Array) -> Array:
+    return jnp.where(jnp.isnan(y), 0.0, jnp.abs(y))
+
+
+def _slots_in_xla(y: Array, capacity: int) -> tuple[Array]:
+    return (jnp.sort(lax.top_k(_size(y), capacity)[1], axis=-1),)
+
+
+_slots = RowCall(
+    "select",
+    lambda y, capacity: [(capacity, jnp.int32)],
+    _slots_in_xla,
+    lambda y, capacity: {},
+)
 
 
 def choose_lam(
@@ -243,7 +255,7 @@ def choose_lam(
     return _choose(rows.x, exact(k), rows.axis, operator, fractional, most)
 
 
-@partial(jax.jit, static_argnames=("axis", "operator", "fractional", "most"))
+@compiled("axis", "operator", "fractional", "most", results=entries)
 def _choose(
     x: Array, k: Array | Count, axis: int, operator: Operator, fractional: int, most: int | None
 ) -> Array:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -14,6 +11,7 @@ from ..._types import IsotonicSolver, SolverOptions
 from .._rows import isotonic
 from .._rows import namespace as xp
 from .._rows.arguments import Number, Rows, exact
+from .._rows.compiled import compiled, entries
 from .._rows.isotonic import Setting, respond
 from .._rows.threshold import unsigned_zero
 from .polytope import checked, setting_of
@@ -33,13 +31,13 @@ def evaluate(
     return checked(setting, *_evaluate(rows.x, exact(k), lam, rows.axis, kind, setting))
 
 
-@partial(jax.jit, static_argnames=("axis", "kind", "setting"))
+@compiled("axis", "kind", "setting", results=lambda *at: (entries(*at), entries(*at)))
 def _evaluate(
     x: Array, k: Array | Count, lam: Number, axis: int, kind: Operator, setting: Setting
 ) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
     y, residual = _of_rows(rows.data, rows.split(k), rows.per_row(lam), kind, setting)
-    return rows.restore(y), residual
+    return rows.restore(y), rows.unflatten(residual)
 
 
 def _of_rows(

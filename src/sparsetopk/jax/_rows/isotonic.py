@@ -20,6 +20,7 @@ from ..._maths.isotonic import Solved
 from ..._maths.scalars import Phi, PhiName, PNorm
 from .._solvers import pav
 from . import namespace as xp
+from .promotion import promoting
 
 
 class Setting(NamedTuple):
@@ -79,6 +80,7 @@ def respond(x: Array, w: Array, lam: Array, d: Array, block: Array, setting: Set
 
 
 @partial(respond.defjvp, symbolic_zeros=True)
+@promoting
 def _respond_jvp(
     setting: Setting, at: tuple[Array, ...], tangents: tuple[Any, ...]
 ) -> tuple[Response, Response]:
@@ -102,6 +104,7 @@ def value(x: Array, w: Array, lam: Array, d: Array, block: Array, setting: Setti
 
 
 @partial(value.defjvp, symbolic_zeros=True)
+@promoting
 def _value_jvp(
     setting: Setting, at: tuple[Array, ...], tangents: tuple[Any, ...]
 ) -> tuple[Array, Array]:

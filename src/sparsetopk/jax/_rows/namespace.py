@@ -36,6 +36,8 @@ from jax.numpy import (  # noqa: F401
     zeros_like,
 )
 
+from .promotion import promoting
+
 _INTEGERS = {16: jnp.int16, 32: jnp.int32, 64: jnp.int64}
 stop_gradient = lax.stop_gradient
 still = sys.modules[__name__]  # a rule is differentiated as it is written
@@ -70,6 +72,7 @@ def with_derivative(f: Callable[..., Array], derivative: Callable[..., Array]) -
     ruled = jax.custom_jvp(f)
 
     @ruled.defjvp
+    @promoting
     def _(at: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
         y = ruled(*at)
         return y, derivative(y, at, tangents)

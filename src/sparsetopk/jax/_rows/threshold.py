@@ -1,16 +1,19 @@
 """The top-k family on rows: solved by the core or in XLA operations, and the one rule for derivatives.
 
 ``solve`` has the rule of ``_maths.response``, written with its own outputs: so derivatives of every
-order follow, in forward and in reverse mode.
+order follow, in forward and in reverse mode. For reverse mode x and the state of every row are kept, and
+nothing else; on the CPU the compiled core has that too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 
@@ -18,10 +21,11 @@ from ..._maths import threshold
 from ..._maths.operator import Count, Operator
 from ..._maths.response import Relaxed, lam_floor
 from ..._maths.threshold import State
-from .._solvers import ffi
 from .._solvers.plain import Shards, row_sums, sums_over
 from . import namespace as xp
 from .arguments import AxisName
+from .calls import RowCall
+from .promotion import promoting
 
 
 class Solved(NamedTuple):
@@ -40,21 +44,14 @@ class Setting(NamedTuple):
     axis_name: AxisName = None
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(4,))
 def solve(x: Array, whole: Array, frac: Array, lam: Array, setting: Setting) -> Solved:
     """The operator on rows x (..., n) for k = whole + frac and lam (..., 1); n > 0.
 
     On the CPU by the compiled core, elsewhere in XLA operations: what is lowered for decides.
     """
-    kind = setting.kind
-    if not (kind.is_compiled and ffi.available()) or setting.axis_name is not None:
-        return solve_in_xla(x, whole, frac, lam, setting)
-    in_core = partial(ffi.threshold, **kind._asdict())
-    return Solved(
-        *lax.platform_dependent(
-            x, whole, frac, lam, cpu=in_core, default=lambda *at: tuple(_traced_once(*at, setting))
-        )
-    )
+    if setting.axis_name is not None:
+        return _solve_over_shards(x, whole, frac, lam, setting)
+    return Solved(*_solve(x, whole, frac, lam, setting=setting))
 
 
 def solve_in_xla(x: Array, whole: Array, frac: Array, lam: Array, setting: Setting) -> Solved:
@@ -63,10 +60,6 @@ def solve_in_xla(x: Array, whole: Array, frac: Array, lam: Array, setting: Setti
     solved = relaxed(x, k, lam, state, setting)
     y = solved.y(hard_mask(solved, setting))
     return Solved(unsigned_zero(y).astype(x.dtype), *state)
-
-
-# Where it is not the branch that is taken, a trace for every call would cost more than all the rest.
-_traced_once = jax.jit(solve_in_xla, static_argnames="setting")
 
 
 def relaxed(x: Array, k: Count, lam: Array, state: State, setting: Setting) -> Relaxed:
@@ -113,25 +106,93 @@ def _count_before(flags: Array, axis_name: AxisName) -> Array:
     return before + jnp.tensordot(earlier.astype(jnp.int32), counts, 1)
 
 
-@partial(solve.defjvp, symbolic_zeros=True)
-def _solve_jvp(
+@partial(jax.custom_jvp, nondiff_argnums=(4,))
+def _solve_over_shards(x: Array, whole: Array, frac: Array, lam: Array, setting: Setting) -> Solved:
+    return solve_in_xla(x, whole, frac, lam, setting)
+
+
+@partial(_solve_over_shards.defjvp, symbolic_zeros=True)
+@promoting
+def _over_shards_jvp(
     setting: Setting, at: tuple[Array, ...], tangents: tuple[Any, ...]
 ) -> tuple[Solved, Solved]:
-    x, whole, frac, lam = at
-    solved = solve(x, whole, frac, lam, setting)
-    moved = [
-        None if isinstance(d, SymbolicZero) else d.astype(lam.dtype)
-        for d in (tangents[0], tangents[2], tangents[3])
-    ]
-    return solved, _tangent(x, Count(whole, frac), lam, solved, moved, setting)
+    solved = _solve_over_shards(*at, setting)
+    moved = [None if isinstance(d, SymbolicZero) else d for d in tangents]
+    found = _tangent((*at, *solved[1:]), [moved[0], *moved[2:]], setting)
+    return solved, Solved(found[0], jnp.zeros_like(solved.pivot), found[1])
+
+
+def _tangent(
+    state: Sequence[Array], tangents: Sequence[Array | None], setting: Setting
+) -> tuple[Array, Array]:
+    """Of y and delta, at x, whole, frac, lam, pivot and delta, for tangents of x, k and lam, or None."""
+    x, whole, frac, lam, pivot, delta = state
+    rows = relaxed(x, Count(whole, frac), lam, State(pivot, delta), setting)
+    dx, dk, dlam = tangents
+    dx = None if dx is None else dx.astype(lam.dtype)
+    ddelta, dy = rows.tangent(dx, dk, dlam, hard_mask(rows, setting))
+    return dy.astype(x.dtype), ddelta
+
+
+# As calls: their first arguments are x, whole, frac and lam, and those of the derivatives have the state
+# next. ``moves`` says which of x, k and lam do.
+_STATE = 6
+
+
+@partial(jax.jit, static_argnames=("setting", "moves"))
+def _tangent_in_xla(*at: Array, setting: Setting, moves: tuple[bool, ...]) -> tuple[Array, Array]:
+    given = iter(at[_STATE:])
+    return _tangent(at[:_STATE], [next(given) if moved else None for moved in moves], setting)
 
 
 @partial(jax.jit, static_argnames="setting")
-def _tangent(
-    x: Array, k: Count, lam: Array, solved: Solved, tangents: list[Any], setting: Setting
-) -> Solved:
-    """Of the solution, for tangents of x, k and lam, or None."""
-    rows = relaxed(x, k, lam, State(solved.pivot, solved.delta), setting)
-    dx, dk, dlam = tangents
-    ddelta, dy = rows.tangent(dx, dk, dlam, hard_mask(rows, setting))
-    return Solved(dy.astype(x.dtype), jnp.zeros_like(solved.pivot), ddelta)
+def _cotangent_in_xla(*at: Array, setting: Setting) -> tuple[Array, ...]:
+    """The transpose of the tangent, for the cotangent of y, and of delta if there is one."""
+    (x, _, frac, lam, _, delta), (g, *of_delta) = at[:_STATE], at[_STATE:]
+    tangent = partial(_tangent_in_xla, *at[:_STATE], setting=setting, moves=(True,) * 3)
+    _, transpose = jax.vjp(tangent, *map(jnp.zeros_like, (x, frac, lam)))
+    return transpose((g, of_delta[0] if of_delta else jnp.zeros_like(delta)))
+
+
+def _in_core(*at: Any, setting: Setting) -> dict[str, Any] | None:
+    kind, with_delta = setting.kind, len(at) > _STATE + 1
+    if not kind.is_compiled or with_delta:
+        return None
+    return {
+        "op": np.int32(kind.op),
+        "exponent": np.float64(kind.exponent),
+        "debias": np.bool_(kind.debias),
+    }
+
+
+def _solved_types(x: Array, *at: Array, setting: Setting) -> list[tuple[int, Any]]:
+    return [(x.shape[-1], x.dtype), (1, at[2].dtype), (1, at[2].dtype)]
+
+
+def _tangent_types(*at: Array, setting: Setting, moves: Any) -> list[tuple[int, Any]]:
+    return _solved_types(*at, setting=setting)[:2]
+
+
+_solve = RowCall(
+    "threshold", _solved_types, jax.jit(solve_in_xla, static_argnames="setting"), _in_core
+)
+_move = RowCall("threshold_tangent", _tangent_types, _tangent_in_xla)
+_pull = RowCall("threshold_backward", _solved_types, _cotangent_in_xla, _in_core)
+
+
+@_solve.def_jvp
+def _(at: Sequence[Array], tangents: Sequence[Any], setting: Setting) -> Any:
+    solved = _solve(*at, setting=setting)
+    given = [tangents[0], *tangents[2:]]
+    moves = tuple(d is not None for d in given)
+    state = (*at, *solved[1:])
+    dy, ddelta = _move(*state, *(d for d in given if d is not None), setting=setting, moves=moves)
+    return solved, (dy, None, ddelta)
+
+
+@_move.def_transpose
+def _(cotangents: Sequence[Any], state: Sequence[Array], setting: Setting, moves: Any) -> Any:
+    g, of_delta = cotangents
+    g = jnp.zeros_like(state[0]) if g is None else g
+    found = _pull(*state, g, *([] if of_delta is None else [of_delta]), setting=setting)
+    return [v for v, moved in zip(found, moves, strict=True) if moved]

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from ..._maths.isotonic import PHI_NAMES, block_ids, truncate
 from ..._maths.root import increasing_root
 from ..._maths.scalars import Phi, PhiName, PNorm, lone_response
 from .._rows import namespace as xp
-from . import ffi
+from .._rows.calls import RowCall
 from .plain import row_sums
 
 # Longer rows are solved in pieces of about this length, and these are merged by a second loop: it can
@@ -36,11 +37,8 @@ def solve(
     (..., 1), all in the dtype of lam, each in the order of x: (x - u)/lam, the ids of the blocks, and
     the index of the entry of w that every entry is paired with.
     """
-    in_xla = partial(solve_in_xla, phi=phi, exponent=exponent)
-    if not ffi.available():
-        return in_xla(x, w, lam)
-    in_core = partial(ffi.pav, phi=PHI_NAMES.index(phi), exponent=exponent)
-    return lax.platform_dependent(x, w, lam, cpu=in_core, default=in_xla)
+    d, block, paired = _solve(x, w, lam, phi=phi, exponent=exponent)
+    return d, block, paired
 
 
 def solve_in_xla(
@@ -57,6 +55,20 @@ def solve_in_xla(
         d, start = truncate(xp, s, lam, d, start, blocks.origin - lam * blocks.delta)
     d, block, paired = xp.unsort(order, d, block_ids(xp, start), w_order)
     return d, block, paired
+
+
+def _in_core(*_: Any, phi: PhiName, exponent: float) -> dict[str, Any]:
+    return {"phi": np.int32(PHI_NAMES.index(phi)), "exponent": np.float64(exponent)}
+
+
+def _types(x: Array, *_: Array, phi: PhiName, exponent: float) -> list[tuple[int, Any]]:
+    n = x.shape[-1]
+    return [(n, x.dtype), (n, jnp.int32), (n, jnp.int32)]
+
+
+_solve = RowCall(
+    "pav", _types, jax.jit(solve_in_xla, static_argnames=("phi", "exponent")), _in_core
+)
 
 
 class _Problem(NamedTuple):

@@ -1,0 +1,84 @@
+"""Functions of arrays as one compiled call each, on a mesh of any kind.
+
+Where the axes of a mesh are explicit, every operation says how its result is sharded, and many of those
+that the maths is written in cannot: inside these functions the axes are automatic.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+import jax
+from jax import Array
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from .promotion import promoting
+
+Spec = tuple[Any, ...]
+"""How an array is sharded, one entry for each of its axes."""
+
+
+def entries(spec: Spec, axis: int) -> PartitionSpec:
+    """Of a result that is sharded as the first argument is, of any length along the axis."""
+    return PartitionSpec(*spec)
+
+
+def scalars(spec: Spec, axis: int) -> PartitionSpec:
+    """Of a result without the axis."""
+    return PartitionSpec(*spec[:axis], *spec[axis + 1 :])
+
+
+def compiled(
+    *static: str, results: Callable[[Spec, int], Any]
+) -> Callable[[Callable[..., Any]], Any]:
+    """jit of ``f(x, ..., axis, ...)``, whose ``results`` are sharded as x is, along other axes.
+
+    Called outside of jit it is one compiled call, and not dozens.
+    """
+
+    def decorate(f: Callable[..., Any]) -> Any:
+        f = promoting(f)
+        names = tuple(inspect.signature(f).parameters)
+
+        @partial(jax.jit, static_argnames=static)
+        @wraps(f)
+        def call(*args: Any, **options: Any) -> Any:
+            given = dict(zip(names, args, strict=False)) | options
+            x, axis = given[names[0]], given["axis"]
+            mesh, spec = _sharding(x)
+            explicit = _explicit_axes(mesh)
+            if not explicit:
+                return f(**given)
+            if spec[axis] is not None:
+                raise ValueError(
+                    f"{names[0]} must not be sharded along axis {axis}, got {jax.typeof(x)}: reshard "
+                    "it, or use axis_name inside shard_map where that is an argument"
+                )
+            places = jax.tree.map(
+                partial(NamedSharding, mesh),
+                results(spec, axis),
+                is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+            )
+            fixed = partial(f, **{name: given[name] for name in static})
+            arrays = {name: v for name, v in given.items() if name not in static}
+            anywhere = jax.sharding.auto_axes(
+                lambda arrays: fixed(**arrays), axes=explicit, out_sharding=places
+            )
+            return anywhere(arrays)
+
+        return call
+
+    return decorate
+
+
+def _sharding(x: Array) -> tuple[Any, Spec]:
+    place = jax.typeof(x).sharding
+    return place.mesh, tuple(place.spec)
+
+
+def _explicit_axes(mesh: Any) -> tuple[str, ...]:
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, kind in kinds if kind == AxisType.Explicit)

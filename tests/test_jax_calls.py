@@ -1,0 +1,125 @@
+"""What a call costs: what is kept for a backward, what is traced, what is lowered."""
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp
+
+import sparsetopk.jax as st
+from sparsetopk.jax._solvers import ffi
+
+X = np.random.default_rng(0).normal(size=(8, 4, 12)).astype(np.float32)
+LABELS = np.random.default_rng(1).integers(12, size=(8, 4))
+W = np.linspace(2.0, 0.0, 12, dtype=np.float32)
+OPERATORS = {
+    "topk_mask": lambda x: st.topk_mask(x, np.arange(1, 9).reshape(8, 1, 1), 0.3, p=1.5),
+    "topk": lambda x: st.topk(x, 5, 0.3, two_sided=True),
+    "topk in 16 bits": lambda x: st.topk(x.astype(jnp.bfloat16), 2.5, 0.3).astype(x.dtype),
+    "topk_mag": lambda x: st.topk_mag(x, 5, np.full((4, 1), 0.1), straight_through=True),
+    "hard": lambda x: st.topk_mag(x, 5, 0.0),
+    "topk_sign": lambda x: st.topk_sign(x, 5, 0.3),
+    "pav": lambda x: st.topk_mask(x, 5, 0.3, solver="pav"),
+    "soft_rank": lambda x: st.soft_rank(x, 0.3, p=1.5),
+    "permutahedron_value": lambda x: st.permutahedron_value(x, W, 0.3, phi="exp"),
+    "topk_loss": lambda x: st.topk_loss(x, LABELS, 3, completion="best"),
+    "support_negentropy": lambda x: st.support_negentropy(jnp.abs(x), 3),
+    "topk_select": lambda x: st.topk_select(x, 5, 0.3, capacity=6).values,
+    "choose_lam": lambda x: st.choose_lam(x, 5),
+    "expert_choice": lambda x: st.expert_choice(x, 2, 0.3, capacity=3, normalize=True).weights,
+    "token_choice": lambda x: st.token_choice(x, 5, 0.3, capacity=3, normalize=True).weights,
+    "prune_params": lambda x: st.prune_params({"a": x, "b": x}, 0.1, 0.1, scope="global")["a"],
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_strict_promotion(name):
+    """Of types and of shapes: that is about the code of those who ask for it."""
+
+    def both(x):
+        y, pull = jax.vjp(OPERATORS[name], x)
+        return y, pull(jnp.cos(y))[0]
+
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        y, dx = both(jnp.asarray(X))
+    assert np.isfinite(y).all()
+    assert dx.shape == X.shape
+
+
+def kept(f, x):
+    """The size of what a backward needs, in those of x."""
+    pull = jax.eval_shape(lambda x: jax.vjp(f, x)[1], x)
+    return sum(v.size * v.dtype.itemsize for v in jax.tree.leaves(pull)) / (
+        x.size * x.dtype.itemsize
+    )
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_backward_needs_x_and_two_numbers_of_a_row(dtype):
+    x = jax.ShapeDtypeStruct((4, 10_000), dtype)
+    assert kept(lambda x: st.topk_mask(x, 500, 0.1), x) < 1.01
+    assert kept(lambda x: st.topk_mag(x, 500, 0.1, p=1.5), x) < 1.01
+    assert kept(lambda x: st.topk_sign(x, 500, jnp.ones((4, 1))), x) < 1.01
+    assert kept(lambda x: st.topk(x, 500, 0.1), x) < 2.01  # and the mask
+
+
+@pytest.mark.skipif(not ffi.available(), reason="the core was built without the headers of XLA")
+def test_only_what_a_platform_uses_is_traced():
+    def slope(x):
+        return jax.grad(lambda x: (st.topk_mag(x, 5, 0.1) ** 2).sum())(x)
+
+    traced = jax.jit(slope).trace(jax.ShapeDtypeStruct((8, 100), jnp.float32))
+    assert str(traced.jaxpr).count("\n") < 40
+    texts = {
+        platform: traced.lower(lowering_platforms=(platform,)).as_text()
+        for platform in ("cpu", "cuda", "tpu")
+    }
+    for name in ("sparsetopk_threshold", "sparsetopk_threshold_backward"):
+        assert texts["cpu"].count(f"@{name}(") == 1
+    assert "while" not in texts["cpu"]
+    for platform in ("cuda", "tpu"):
+        assert "while" in texts[platform]
+        assert "sparsetopk" not in texts[platform]
+
+
+@pytest.mark.skipif(not ffi.available(), reason="the core was built without the headers of XLA")
+def test_the_compiled_backward_is_that_of_xla_operations(monkeypatch):
+    """In x, k and lam, for every operator, with rows that are hard, empty, full and NaN."""
+    x = np.random.default_rng(0).normal(size=(600, 33)).astype(np.float32)
+    x[5, 3] = np.nan
+    k = np.resize([0.0, 1.0, 2.5, 16.0, 33.0], (600, 1)).astype(np.float32)
+    lam = np.resize([0.3, 0.0, 1.0, 0.01], (600, 1)).astype(np.float32)
+    operators = [
+        lambda *at: st.topk_mask(*at),
+        lambda *at: st.topk_mask(*at, p=1.5, two_sided=True),
+        lambda *at: st.topk_mag(*at),
+        lambda *at: st.topk_mag(*at, p=1.5, debias=False),
+        lambda *at: st.topk_sign(*at, p=4 / 3),
+    ]
+
+    def slopes():
+        jax.clear_caches()
+        for f in operators:
+            y, pull = jax.vjp(f, x, k, lam)
+            yield pull(jnp.cos(y + jnp.arange(33, dtype=y.dtype)))
+
+    compiled = list(slopes())
+    monkeypatch.setattr(ffi, "available", lambda: False)
+    for found, expected in zip(compiled, slopes(), strict=True):
+        for a, b in zip(found, expected, strict=True):
+            # float32 on both sides; a slope is 1/lam times differences
+            scale = 1.0 + np.nan_to_num(np.abs(b)).max(-1, keepdims=True)
+            np.testing.assert_allclose(a / scale, b / scale, atol=2e-4)
+    jax.clear_caches()
+
+
+def test_labels_that_are_none():
+    """Where they cannot be read a bad label makes its row NaN; what is known is read, also under jit."""
+    loss = jax.jit(lambda x, y: st.topk_loss(x, y, 3, reduction="none"))
+    found = loss(X[:, 0], jnp.asarray([0, -100, 12, 11, 3, -1, 5, 99]))
+    np.testing.assert_array_equal(np.isnan(found), [0, 1, 1, 0, 0, 1, 0, 1])
+    y = jnp.asarray(LABELS)
+    for completion in ("best", "spread", None):
+        inside = jax.jit(lambda x, c=completion: st.topk_loss(x, y, 3, completion=c))(X)
+        np.testing.assert_allclose(inside, st.topk_loss(X, y, 3, completion=completion), rtol=1e-6)
