@@ -68,8 +68,9 @@ void forward(const Problem& problem, std::size_t begin, std::size_t end, void* y
     const Rows<X, Kind> rows{problem, kind};
     NormalGuess normal{Kind::kAbsolute};
     std::size_t read = 0;
-    if (has_lanes(problem, kind, kLongestLane))
-      return forward_lanes(problem, kind, begin, end, static_cast<X*>(y), normal, read), add_entries_read(read);
+    if constexpr (kHasLanes<Kind>)
+      if (fit_lanes(problem, kLongestLane))
+        return forward_lanes(problem, kind, begin, end, static_cast<X*>(y), normal, read), add_entries_read(read);
     for (std::size_t i = begin; i < end; ++i) {
       const Row<X, Kind> row = rows[i];
       X* out = static_cast<X*>(y) + i * problem.n;
@@ -86,11 +87,12 @@ void backward(const Problem& problem, std::size_t begin, std::size_t end, const 
     using X = decltype(zero);
     using Kind = typename std::decay<decltype(kind)>::type;
     const Rows<X, Kind> rows{problem, kind};
-    if (has_lanes(problem, kind, kLongestLaneBackward)) {
-      const bool all = dk != nullptr || dlam != nullptr;
-      const auto run = all ? backward_lanes<X, Kind, true> : backward_lanes<X, Kind, false>;
-      return run(problem, kind, begin, end, static_cast<const X*>(g), static_cast<X*>(dx), dk, dlam);
-    }
+    if constexpr (kHasLanes<Kind>)
+      if (fit_lanes(problem, kLongestLaneBackward)) {
+        const bool all = dk != nullptr || dlam != nullptr;
+        const auto run = all ? backward_lanes<X, Kind, true> : backward_lanes<X, Kind, false>;
+        return run(problem, kind, begin, end, static_cast<const X*>(g), static_cast<X*>(dx), dk, dlam);
+      }
     for (std::size_t i = begin; i < end; ++i) {
       const std::size_t at = i * problem.n;
       const Cotangents row =

@@ -14,13 +14,14 @@ namespace SPARSETOPK_LEVEL {
 // From that length on a row for itself is as fast, as it has fewer entries left after one pass. Measured.
 constexpr std::size_t kLongestLane = 384, kLongestLaneBackward = 256;
 
-// Whether rows are solved in lanes: enough of them to pay for lanes that are empty, and not the magnitude for p != 2,
-// whose entries do not stand alone in closed form, nor where S is steeper than the digits of t allow: at 0 for p > 2, at
-// its top for p next to 1.
+// The operators that have lanes: those with S(t) = t, so p = 2. A steeper S, and one that starts at t = -1, need more digits
+// of t than a float has.
 template <class Kind>
-bool has_lanes(const Problem& problem, const Kind& kind, std::size_t longest) {
-  return problem.n > 0 && problem.n <= longest && 16 * problem.rows >= problem.n &&
-         (!Kind::kMagnitude || Kind::kCheap) && kind.exponent >= 1 && kind.exponent <= 8;
+constexpr bool kHasLanes = std::is_base_of<Power<1>, Kind>::value;
+
+// Whether rows are solved in lanes: short ones, if there are enough of them to pay for lanes that are empty.
+inline bool fit_lanes(const Problem& problem, std::size_t longest) {
+  return problem.n > 0 && problem.n <= longest && 16 * problem.rows >= problem.n;
 }
 
 // What a group of rows is asked, a row to a lane.
@@ -44,7 +45,9 @@ struct Asked {
     for (std::size_t i = 0; i < last; ++i) {
       const std::size_t row = begin + smaller(i, count - 1);
       const double one_k = problem.k_of(row), one_lam = problem.lam_of(row);
-      const bool is_k = one_k > 0 && one_k < double(problem.n);
+      // Next to 0 and to n all of y hangs on digits that a float has not.
+      constexpr double kMargin = 1e-3;
+      const bool is_k = one_k >= kMargin && one_k <= double(problem.n) - kMargin;
       const bool is_lam = one_lam >= double(kLeastLam) && one_lam <= double(kMostLam);
       const double a_k = is_k ? one_k : 0.5, a_lam = is_lam ? one_lam : 1, floor = ::floor(a_k);
       values[0][i] = T(a_k), values[1][i] = T(a_lam), values[2][i] = T(1 / a_lam);
@@ -158,32 +161,7 @@ inline void to_signed_rows(const Problem& problem, std::size_t begin, std::size_
   to_rows(lanes, count, problem.n, y + begin * problem.n, Kind::kAbsolute ? x : nullptr, problem.row_stride);
 }
 
-// -------------------------------------------------------------------------------------------------- S in every lane
-
-template <class V>
-struct LaneResponse {
-  V value, slope;
-};
-
-// S and S' at zero <= t <= top; where that is costly, in the lanes of the given bits alone, and 0 in the others.
-template <class Kind, class V>
-inline LaneResponse<V> respond(const Kind& kind, V t, unsigned bits) {
-  if constexpr (std::is_same<Kind, TwoSided<StraightHalf>>::value) {
-    return {(t + 1) / 2, V{} + 0.5f};
-  } else if constexpr (Kind::kCheap) {
-    if constexpr (std::is_base_of<Power<1>, Kind>::value) return {t, V{} + 1};
-    if constexpr (std::is_base_of<Power<2>, Kind>::value) return {t * t, t + t};
-    if constexpr (std::is_base_of<Power<3>, Kind>::value) return {t * t * t, 3 * t * t};
-  } else {
-    LaneResponse<V> response{};
-    for (; bits != 0; bits &= bits - 1) {
-      const int i = __builtin_ctz(bits);
-      const Response one = kind.at(double(t[i]));
-      response.value[i] = one.value, response.slope[i] = one.slope;
-    }
-    return response;
-  }
-}
+// ------------------------------------------------------------------------------------------------- boundaries
 
 // Batcher's network for merging and sorting: which places are compared, in order.
 template <std::size_t kRoom>
@@ -313,8 +291,8 @@ class LaneRows {
   using F = Flags<T>;
   static constexpr bool kMagnitude = Kind::kMagnitude;
 
-  LaneRows(const V* keys, std::size_t n, const Asked<T>& asked, const Kind& kind)
-      : keys_(keys), n_(n), asked_(asked), kind_(kind) {}
+  LaneRows(const V* keys, std::size_t n, const Asked<T>& asked)
+      : keys_(keys), n_(n), asked_(asked) {}
 
   V pivot, delta;
   F solved;  // the lanes that have them
@@ -324,19 +302,17 @@ class LaneRows {
 
  private:
   static constexpr T kEpsilon = T(Limits<T>::epsilon);
-  static constexpr bool kStraight = std::is_base_of<Power<1>, Kind>::value || std::is_same<Kind, TwoSided<StraightHalf>>::value;
 
   void bracket_between(const LaneBoundary<T>& boundary);
   void guess(NormalGuess& normal);
   void guess_others(F few, NormalGuess& normal);
   void start_at_zero();
   SPARSETOPK_LOOP void iterate();
-  LaneSums<V> add_up(V from, V at, F open) const;
+  LaneSums<V> add_up(V from, V at) const;
 
   const V* keys_;
   std::size_t n_;
   const Asked<T>& asked_;
-  const Kind& kind_;
   V lo_, hi_;   // the root delta is between them
   V density_;  // how fast sum z grows with delta, roughly
   F done_;
@@ -344,7 +320,7 @@ class LaneRows {
 
 // Sums at the threshold from - lam at.
 template <class Kind, class T>
-LaneSums<Vector<T>> LaneRows<Kind, T>::add_up(V from, V at, F open) const {
+LaneSums<Vector<T>> LaneRows<Kind, T>::add_up(V from, V at) const {
   constexpr std::size_t kBlock = 16, kSums = 4;  // few additions in a row lose few digits, and wait less
   const V zero = all_lanes(T(Kind::zero)), inverse = asked_.inverse, none{};
   const V top = kMagnitude ? from - asked_.lam * at : all_lanes(T(1));
@@ -352,16 +328,9 @@ LaneSums<Vector<T>> LaneRows<Kind, T>::add_up(V from, V at, F open) const {
   LaneSums<V> all;
   const auto add = [&](V key, LaneSums<V>& sums) {
     const V t = (key - from) * inverse + at, clipped = clip_lanes(t, zero, top);
-    if constexpr (Kind::kCheap) {
-      const LaneResponse<V> response = respond(kind_, clipped, 0);
-      sums.mass += kMagnitude ? (t < top ? response.value : none) : response.value;
-      sums.slope += t == clipped ? response.slope : none;
-      if (kMagnitude) sums.above += t >= top ? one : none;
-    } else {
-      const LaneResponse<V> response = respond(kind_, clipped, bits_of((t > zero) & (t < top) & open));
-      sums.mass += response.value + (t >= top ? one : none);
-      sums.slope += response.slope;
-    }
+    sums.mass += kMagnitude ? (t < top ? clipped : none) : clipped;
+    sums.slope += t == clipped ? one : none;
+    if (kMagnitude) sums.above += t >= top ? one : none;
   };
   std::size_t i = 0;
   for (; i + kBlock <= n_; i += kBlock) {
@@ -436,7 +405,7 @@ void LaneRows<Kind, T>::guess_others(F few, NormalGuess& normal) {
 // The signed mask: whether the threshold is 0, where fewer than k are selected.
 template <class Kind, class T>
 void LaneRows<Kind, T>::start_at_zero() {
-  const LaneSums<V> sums = add_up(V{}, V{}, solved);
+  const LaneSums<V> sums = add_up(V{}, V{});
   const F pinned = sums.mass <= asked_.left(sums.above);
   pivot = pinned ? V{} : pivot, delta = pinned ? V{} : delta, done_ |= pinned;
   hi_ = smaller_lanes(hi_, pivot * asked_.inverse);
@@ -449,14 +418,12 @@ template <class Kind, class T>
 void LaneRows<Kind, T>::iterate() {
   constexpr T kTolerance = sizeof(T) == 4 ? T(3e-7) : T(2e-15), kTiny = T(1e-30);
   constexpr int kMostSteps = 40;
-  // The last step is one on a straight line, or so short that it does not matter that it is none.
-  constexpr T kShortStep = kStraight ? T(1) : sizeof(T) == 4 ? T(1e-4) : T(1e-8);
   const V k = asked_.k, lam = asked_.lam, inverse = asked_.inverse, one = all_lanes(T(1)), scale = larger_lanes(k, one);
   V lo = lo_, hi = hi_, value_lo = -k, value_hi = T(n_) - k, from = pivot, at = delta;
   V width = hi - lo, last_side{};
   F done = done_ | ~solved, good = solved;
   for (int step = 0; step < kMostSteps && bits_of(~done) != 0; ++step) {
-    const LaneSums<V> sums = add_up(from, at, ~done);
+    const LaneSums<V> sums = add_up(from, at);
     V mass = sums.mass, slope = sums.slope, unit = one;
     if (kMagnitude) {  // sum z - k with z in [0, 1]
       unit = from - lam * at;
@@ -467,7 +434,7 @@ void LaneRows<Kind, T>::iterate() {
     const F new_lo = low & (last_side < 0), new_hi = high & (last_side > 0);
     lo = low ? at : lo, hi = high ? at : hi;
     const V size = absolute_lanes(value), newton = at - value / larger_lanes(slope, all_lanes(kTiny));
-    const F close = absolute_lanes(newton - at) <= kShortStep * unit, between = (newton > lo) & (newton < hi);
+    const F close = absolute_lanes(newton - at) <= unit, between = (newton > lo) & (newton < hi);
     const V rounding = kEpsilon * (absolute_lanes(at) + unit), room = hi - lo;
     const F met = ((size <= kTolerance * scale) & (close | (slope == 0))) | (size <= kEpsilon / 2 * scale);
     const F stuck = (room <= 4 * rounding) | (between & (absolute_lanes(newton - at) <= rounding));
@@ -491,8 +458,8 @@ void LaneRows<Kind, T>::iterate() {
       other = halved ? other : lo + room / 2, use &= halved, width = room;
     }
     next = use ? next : other;
-    // The pivot moves to the threshold, and the bracket with it.
-    const V reach = kMagnitude ? smaller_lanes(2 * unit, from * inverse / 4) : 2 * one;
+    // The pivot moves to the threshold, and the bracket with it, when delta is more than what most t are.
+    const V reach = kMagnitude ? smaller_lanes(2 * unit, from * inverse / 4) : smaller_lanes(2 * one, k * (4 / T(n_)));
     const F moves = (absolute_lanes(next) > reach) & ~done;
     const V moved = from - lam * next, shift = (moved - from) * inverse, slack = 2 * kEpsilon * absolute_lanes(shift);
     at = done ? at : moves ? next + shift : next;
@@ -527,16 +494,11 @@ void LaneRows<Kind, T>::solve(NormalGuess& normal) {
 template <class Kind, class T>
 struct LaneCurve {
   using V = Vector<T>;
-  const Kind& kind;
-  V pivot, delta, inverse, lam, top, debias_lam, shrink;
+  V pivot, delta, inverse, top, debias_lam, shrink;
 
   V operator()(V key) const {
     const V zero = all_lanes(T(Kind::zero)), t = (key - pivot) * inverse + delta, at = clip_lanes(t, zero, top);
-    const unsigned bits = Kind::kCheap ? 0 : bits_of((t > zero) & (t < top));
-    const V y = respond(kind, at, bits).value;
-    if (Kind::kMagnitude) return t < top ? y + debias_lam * at : key * shrink;
-    if (!Kind::kCheap) return t >= top ? all_lanes(T(1)) : y;
-    return y;
+    return Kind::kMagnitude ? (t < top ? at + debias_lam * at : key * shrink) : at;
   }
 };
 
@@ -562,10 +524,10 @@ void forward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, 
     to_lanes(x + first * problem.row_stride, problem.row_stride, count, n, keys);
     if (Kind::kAbsolute)
       for (std::size_t j = 0; j < n; ++j) keys[j] = absolute_lanes(keys[j]);
-    LaneRows<Kind, T> rows(keys, n, asked, kind);
+    LaneRows<Kind, T> rows(keys, n, asked);
     rows.solve(normal);
     const Vector<T> lam = asked.lam, one = all_lanes(T(1));
-    const LaneCurve<Kind, T> curve{kind, rows.pivot, rows.delta, asked.inverse, lam, rows.top(),
+    const LaneCurve<Kind, T> curve{rows.pivot, rows.delta, asked.inverse, rows.top(),
                                    problem.debias ? lam : Vector<T>{}, problem.debias ? one : 1 / (1 + lam)};
     to_outputs(curve, keys, n);
     to_signed_rows<Kind>(problem, first, count, keys, y);
@@ -626,8 +588,8 @@ class LaneCotangents {
   using F = Flags<T>;
   static constexpr bool kMagnitude = Kind::kMagnitude;
 
-  LaneCotangents(const Asked<T>& asked, const LaneStates<T>& states, const Kind& kind, bool debias)
-      : lam_(asked.lam), inverse_(asked.inverse), k_(asked.k), pivot_(states.pivot), delta_(states.delta), kind_(kind),
+  LaneCotangents(const Asked<T>& asked, const LaneStates<T>& states, bool debias)
+      : lam_(asked.lam), inverse_(asked.inverse), k_(asked.k), pivot_(states.pivot), delta_(states.delta),
         debias_(kMagnitude && debias), is_whole_(asked.above < asked.below) {
     const V v = pivot_ - lam_ * delta_;
     const T rounding = 16 * T(Limits<T>::epsilon);
@@ -657,7 +619,6 @@ class LaneCotangents {
   void take(V& key, V g, LaneBlockSums<V>& sums) const;
 
   V lam_, inverse_, k_, pivot_, delta_;
-  const Kind& kind_;
   bool debias_;
   F is_whole_, pinned_;
   V top_, bottom_, prime_, share_;
@@ -670,8 +631,7 @@ inline void LaneCotangents<Kind, T, kAll>::take(V& key, V g, LaneBlockSums<V>& s
   const V none{}, one = all_lanes(T(1));
   const V t = (key - pivot_) * inverse_ + delta_, at = clip_lanes(t, all_lanes(T(Kind::zero)), top_);
   const F inside = (t > bottom_) & (t < top_);
-  const LaneResponse<V> response = respond(kind_, at, Kind::kCheap ? 0 : bits_of(inside));
-  const V rho = inside ? response.slope : none, cotangent = inside ? g : none, rho_g = rho * cotangent;
+  const V rho = inside ? one : none, cotangent = inside ? g : none, rho_g = rho * cotangent;
   sums.rho += rho, sums.rho_g += rho_g, sums.size += inside ? one : none;
   if (kAll || kMagnitude) sums.g += cotangent;
   if (kAll) sums.rho_t += rho * at, sums.rho_g_t += rho_g * at;
@@ -681,7 +641,7 @@ inline void LaneCotangents<Kind, T, kAll>::take(V& key, V g, LaneBlockSums<V>& s
     if (kAll && !debias_) sums.whole_in_lam -= whole ? g * key * share_ * share_ : none;
     key = whole ? -one : rho;
   } else {
-    if (kAll) sums.whole += inside ? response.value : none;
+    if (kAll) sums.whole += inside ? at : none;
     key = rho;
   }
 }
@@ -759,7 +719,7 @@ void backward_lanes(const Problem& problem, const Kind& kind, std::size_t begin,
     to_lanes(g + first * n, n, count, n, gs);
     if (Kind::kAbsolute)
       for (std::size_t j = 0; j < n; ++j) gs[j] = keys[j] < 0 ? -gs[j] : gs[j], keys[j] = absolute_lanes(keys[j]);
-    LaneCotangents<Kind, T, kAll> block(asked, states, kind, problem.debias);
+    LaneCotangents<Kind, T, kAll> block(asked, states, problem.debias);
     block.add_up(keys, gs, n);
     block.average();
     to_cotangents<X>(block, keys, gs, n);
