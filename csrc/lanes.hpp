@@ -679,13 +679,14 @@ void LaneCotangents<Kind, T, kAll>::average() {
   const F single = (sums_.size == 1) & ~pinned_ & moves;
   mean_ = shares ? (sums_.rho_g + lam_ * debias * sums_.g) / total : none;
   const V alone = shares ? curvature * (sums_.rho + lam_ * debias) / total : none;
-  scale_ = single ? none : inverse_, gain_ = single ? alone : debias;
+  // Where entries that are selected whole leave nothing of k, the others are at the threshold by rounding alone.
+  scale_ = single | ~moves ? none : inverse_, gain_ = moves ? (single ? alone : debias) : none;
   finite = absolute_lanes(mean_) <= T(1e30);
   if (kAll) {
     dk = (left > 0) & (left < sums_.size) ? prime_ * mean_ : none;
     const V t = sums_.rho > 0 ? sums_.rho_t / sums_.rho : none;
     dlam = (mean_ * sums_.rho_t - sums_.rho_g_t) * inverse_;
-    dlam = (single ? sums_.g * t * (debias - alone) : dlam) + sums_.whole_in_lam;
+    dlam = (moves ? (single ? sums_.g * t * (debias - alone) : dlam) : none) + sums_.whole_in_lam;
     finite &= (absolute_lanes(dlam) <= T(1e30)) & (absolute_lanes(dk) <= T(1e30));
   }
 }

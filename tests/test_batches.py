@@ -302,3 +302,19 @@ def test_jax(kind, p, way):
         pytest.skip("the core was built without its handlers for XLA")
     found = by_jax(kind, p, batch(kind, p, 33), np.float32, way == "core")
     assert_close(found, kind, p, 33, EPS32)
+
+
+@pytest.mark.parametrize("kind", ["mask", "magnitude", "debiased", "sign"])
+@pytest.mark.parametrize("n", [33, 100])
+def test_rows_together_are_as_rows_alone(kind, n):
+    """Also where k is whole and nothing is left for a block, so that the gradient jumps close by."""
+    torch = pytest.importorskip("torch")
+    at = Batch(*(v[:600] for v in batch(kind, 2.0, n)))
+    together = by_torch(kind, 2.0, at, torch.float64)
+    alone = [
+        by_torch(kind, 2.0, Batch(*(v[i : i + 1] for v in at)), torch.float64) for i in range(600)
+    ]
+    for one, other in zip(together, zip(*alone, strict=True), strict=True):
+        other = np.concatenate(other)
+        scale = np.abs(other).max(axis=-1, keepdims=True) + 1e-3
+        np.testing.assert_allclose(one / scale, other / scale, rtol=0, atol=1e-9)
