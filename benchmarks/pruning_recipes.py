@@ -1,6 +1,6 @@
 """Which recipe of ``prune`` ends with the best sparse network: all of them with about the same budget.
 
-Three small networks, 10 % of each weight matrix, SGD. Every recipe of a network has about the same number of
+Three small networks, 10 % of each weight matrix, SGD. Every recipe of a network has about as many
 settings on a validation split: learning rates by three of its own, twelve on digits, nine on MNIST; an
 optimum at an end of the learning rates adds one beyond it. The best is trained with other seeds and
 tested. Errors are those of the network with exactly the weights that are kept, ``finalize(hard=True)``.

@@ -2,6 +2,7 @@
 #include "ffi.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
@@ -176,6 +177,16 @@ void store(const AnyBuffer& to, std::size_t rows, F&& value) {
   });
 }
 
+// The state of a row as float32 holds it best. A threshold that is closer to 0 than to its pivot has more digits as
+// the pivot; and what the pivot loses of its own goes to delta.
+State in_float32(State state, double lam) {
+  if (!std::isfinite(state.pivot) || !(lam > 0)) return state;
+  const double v = state.pivot - lam * state.delta;
+  if (std::fabs(v) <= lam * std::fabs(state.delta) && float(v) != 0) return {v, 0};
+  const double near = double(float(state.pivot));
+  return {near, state.delta + (near - state.pivot) / lam};
+}
+
 // y, and the state of every row.
 Error threshold(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, Result y, Result pivot, Result delta,
                 std::int32_t op, double exponent, bool debias) {
@@ -192,6 +203,8 @@ Error threshold(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, Res
 
   Numbers numbers(rows.count, whole, frac, lam);
   forward(numbers.of(rows, x, op, exponent, debias), y->untyped_data());
+  if (lam.element_type() == DataType::F32)
+    for (std::size_t i = 0; i < rows.count; ++i) numbers.state[i] = in_float32(numbers.state[i], numbers.lams[i]);
   store(*pivot, rows.count, [&](std::size_t i) { return numbers.state[i].pivot; });
   store(*delta, rows.count, [&](std::size_t i) { return numbers.state[i].delta; });
   return Error::Success();

@@ -19,10 +19,8 @@ constexpr std::size_t kLongestLane = 384, kLongestLaneBackward = 256;
 template <class Kind>
 constexpr bool kHasLanes = std::is_base_of<Power<1>, Kind>::value;
 
-// Whether rows are solved in lanes: short ones, if there are enough of them to pay for lanes that are empty.
-inline bool fit_lanes(const Problem& problem, std::size_t longest) {
-  return problem.n > 0 && problem.n <= longest && 16 * problem.rows >= problem.n;
-}
+// Whether rows are solved in lanes: short ones, however many there are, so that a row is the same in every batch.
+inline bool fit_lanes(const Problem& problem, std::size_t longest) { return problem.n > 0 && problem.n <= longest; }
 
 // What a group of rows is asked, a row to a lane.
 template <class T>

@@ -27,8 +27,8 @@ def imported(script: Path) -> set[str]:
     return {name.split(".")[0] for name in found}
 
 
-def test_there_are_ten_scripts():
-    assert len(SCRIPTS) == 10
+def test_there_are_eleven_scripts():
+    assert len(SCRIPTS) == 11
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)

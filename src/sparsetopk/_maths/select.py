@@ -73,6 +73,8 @@ def choose_lam(
     """
     compute = window.k.frac.dtype
     eps = float(xp.finfo(compute).eps)
+    if xp.finfo(dtype).bits < 64:  # whatever is computed here, the core solves such rows in float32
+        eps = max(eps, 2.0**-23)
     margin = 64 * eps * xp.clip(xp.astype(window.k.whole, compute), 1.0, None)
 
     def enough(lam: Array) -> Array:
