@@ -167,8 +167,8 @@ def test_padding_is_as_if_it_were_not_there(st, case: Case, solver):
     f, vjp = case.function(st), case.function(st, "_vjp")
     at = stacked([(x, 2, 0.5), (x, 2.5, 3.0), (x, 1, 0.0), (x, 0, 1.0)])
     dy = np.tile(np.cos(np.arange(7.0)), (4, 1))
-    # Without the padding, by NumPy: on JAX another length would be compiled. Front-ends add up in another
-    # order, which costs a digit beside the same one with and without padding.
+    # Without the padding, by NumPy: on JAX another length would be compiled. Front-ends add up in
+    # another order, which costs a digit beside the same one with and without padding.
     less = at[0][:, there], *at[1:]
     plain = case.function(sparsetopk, "_vjp")(*less, dy=dy[:, there])
     y, padded = f(*at, solver=solver), vjp(*at, dy=dy, solver=solver)
