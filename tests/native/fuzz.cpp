@@ -26,6 +26,7 @@
 #include "dtypes.hpp"
 #include "isotonic.hpp"
 #include "kernels.hpp"
+#include "response_table.hpp"
 #include "parallel.hpp"
 #include "pieces.hpp"
 #include "selection.hpp"
@@ -302,6 +303,8 @@ void fuzz_rows(const char* dtype, const Setting& setting, const char* content, s
   const bool single = below(4) == 0;
   Problem problem{setting.op, setting.exponent, setting.debias, dtype_of<X>(), rows, n, stride, x.data(),
                   k.data(), std::size_t(!single), lam.data(), std::size_t(!single), nullptr, 1};
+  const auto table = response_table(setting.exponent);  // for the levels, which are called as dispatch.cpp does
+  problem.table = table.get();
   begin_call("%s of %s, %s, n = %zu", setting.name, dtype, content, n);
   entries_read();
   const Result<X> result = run(problem, g, forward, backward);
@@ -341,8 +344,9 @@ void fuzz_loss(const char* dtype, const Setting& setting, const char* content, s
   const Targets targets{kind < 2 ? labels.data() : nullptr, -100, kind == 1, kind == 2 ? weights.data() : nullptr};
   std::vector<State> state(rows);
   std::vector<X> y(rows * n), residual(rows * n), same(rows * n);
+  const auto table = response_table(setting.exponent);
   const Problem problem{setting.op, setting.exponent, false, dtype_of<X>(), rows, n, n, x.data(), k.data(), 1,
-                        lam.data(), 1, state.data(), 1};
+                        lam.data(), 1, state.data(), 1, table.get()};
   begin_call("loss of %s of %s, %s, n = %zu, %s", setting.name, dtype, content, n, kTargets[kind]);
   loss(problem, targets, residual.data(), value.data());
   for (const Level& level : levels()) {
