@@ -29,7 +29,7 @@ K, LAM = _rng.choice([3.0, 3.5, 6.0], size=(M, 1)), _rng.choice([0.0, 0.3, 2.0],
 CASES = {
     "ignored": (LABELS, {}),
     "weighted": (LABELS, {"weight": True, "completion": "spread", "reduction": "sum"}),
-    "smooth": (LABELS, {"label_smoothing": 0.2, "weight": True, "p": 1.5}),
+    "smooth": (LABELS, {"label_smoothing": 0.2, "weight": True, "p": 1.5, "completion": None}),
     "smooth sets": (SETS, {"label_smoothing": 0.1, "completion": "spread", "weight": True}),
     "each": (LABELS, {"completion": "best", "reduction": "none", "two_sided": True}),
 }

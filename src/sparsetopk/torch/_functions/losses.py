@@ -67,7 +67,7 @@ def topk_loss(
     *,
     p: float = 2.0,
     two_sided: bool = False,
-    completion: Completion | None = None,
+    completion: Completion | None = "spread",
     reduction: Reduction = "mean",
     dim: int = -1,
     label_smoothing: float = 0.0,
@@ -83,9 +83,9 @@ def topk_loss(
 
     With k greater than the sum of t, as for one label and k > 1, t is not in P(1_k): the paper's loss
     (``completion=None``) then decreases without bound as all logits decrease together. Two
-    completions are invariant to that shift, and nonnegative:
+    completions are invariant to that shift, and nonnegative; they take at most k labels:
 
-    - ``"spread"``: t is filled up to a sum of k, evenly on the classes that are not labels
+    - ``"spread"``, the default: t is filled up to a sum of k, evenly on the classes that are not labels
       (:math:`t'_i = t_i + (1 - t_i)(k - \sum t)/(n - \sum t)`), and R(t') is added. Convex.
     - ``"best"``: subtracts the best value that selects all the labels, whatever else it selects.
       Zero exactly when they are fully selected; not convex for k > 1; no soft targets.
@@ -199,7 +199,7 @@ def _row_weights(weight: Tensor | None, t: Tensor, ignored: int) -> Tensor | Non
 
 def _check_completion(completion: Completion, rows: Rows, t: Tensor, k: Number) -> None:
     """That t has at most k labels and, for "best", nothing else."""
-    if not is_plain(t, k):
+    if not is_plain(t, k) or rows.x.numel() == 0:
         return
     with torch.no_grad():
         k_rows, labels = rows.per_row(k), t.dtype == torch.int64
