@@ -22,10 +22,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sparsetopk._maths.operator import Operator
-from sparsetopk.torch._triton import backward, forward
+from sparsetopk.torch._triton import backward, forward, value
 from sparsetopk.torch._triton.launch import Shape
 
-_KERNELS = {"forward": forward.forward_kernel, "backward": backward.backward_kernel}
+_KERNELS = {
+    "forward": forward.forward_kernel,
+    "backward": backward.backward_kernel,
+    "value": value.value_kernel,
+    "value_backward": value.value_backward_kernel,
+}
 _TYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
 _OF_X = ("x_ptr", "y_ptr", "g_ptr", "dx_ptr")
 # Arguments of a launch with numbers for k and lam > 0, and what a request may replace.
@@ -42,6 +47,11 @@ _CONSTANTS = {
     "COUNT": False,
     "IN_K": False,
     "IN_LAM": False,
+    "KIND": 0,
+    "COMPLETION": 0,
+    "SMOOTHED": False,
+    "WEIGHTED": False,
+    "REDUCTION": 2,
 }
 
 
@@ -57,9 +67,11 @@ def _source(name: str, n: int, dtype: str, constants: dict[str, Any]) -> tuple[A
         if argument in fixed:
             signature[argument] = "constexpr"
         elif argument.endswith("_ptr"):
-            signature[argument] = "*" + _TYPES[dtype if argument in _OF_X else computed]
+            of_x = argument in _OF_X
+            labels = argument == "t_ptr" and fixed["KIND"] == 1
+            signature[argument] = "*i64" if labels else "*" + _TYPES[dtype if of_x else computed]
         else:
-            signature[argument] = "i64" if argument.endswith("bits") else "i32"
+            signature[argument] = "i64" if argument.endswith(("bits", "ignored")) else "i32"
     # A launch sees that pointers and n are divisible by 16.
     attrs = {
         (i,): [["tt.divisibility", 16]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,7 @@ from .._rows.arguments import (
 from .._rows.differentiable import relax
 from .._rows.namespace import LOOKS_ALWAYS as xp
 from .._solvers.vectorized import row_sum, split
+from .._triton import losses as on_gpu
 
 
 def topk_value(
@@ -56,6 +59,8 @@ def topk_value(
     if x.numel() == 0:
         return without_entries(x, k, lam).sum(dim=dim)
     operator = Operator(TWO_SIDED if two_sided else OF_PHI[phi], e)
+    if on_gpu.takes(rows, operator):
+        return rows.restore_scalars(on_gpu.value(rows, k, lam, operator))
     return rows.restore_scalars(relax(rows, k, lam, operator).value())
 
 
@@ -105,15 +110,38 @@ def topk_loss(
     """
     check_choice("reduction", reduction, ("mean", "sum", "none"))
     rows, e = Rows.of("logits", logits, dim), check_exponent(p)
-    if torch.is_autocast_enabled(logits.device.type) and logits.dtype != torch.float64:
+    if _is_autocast(logits.device.type) and logits.dtype != torch.float64:
         logits = logits.float()
         rows = Rows(rows.name, logits, rows.dim)
     check_k_and_lam(rows, k, lam)
     t = _targets(targets, rows)
     _check_options(rows, completion, label_smoothing, ignore_index, weight)
     operator = Operator(TWO_SIDED if two_sided else MASK, e, False)
-    fast = logits.numel() > 0 and fused_loss.takes(rows, k, lam, operator, t, weight)
-    in_graph = logits.numel() > 0 and fused_loss.takes_traced(rows, k, lam, operator, t, weight)
+    chosen = completion, label_smoothing, ignore_index, weight, reduction
+    if on_gpu.takes_loss(rows, k, lam, operator, t, weight):
+        loss = on_gpu.loss(rows, t, k, lam, operator, *chosen)
+    else:
+        loss = composed(rows, t, k, lam, operator, *chosen)
+    if reduction == "none":
+        return rows.restore_scalars(loss)
+    return loss.to(logits.dtype)
+
+
+def composed(
+    rows: Rows,
+    t: Tensor,
+    k: Number,
+    lam: Number,
+    operator: Operator,
+    completion: Completion | None,
+    label_smoothing: float,
+    ignore_index: int,
+    weight: Tensor | None,
+    reduction: Reduction,
+) -> Tensor:
+    """The loss by the compiled core, or in ordinary operations on any device."""
+    fast = rows.x.numel() > 0 and fused_loss.takes(rows, k, lam, operator, t, weight)
+    in_graph = rows.x.numel() > 0 and fused_loss.takes_traced(rows, k, lam, operator, t, weight)
     as_labels = (fast or in_graph) and t.dtype == torch.int64 and not label_smoothing
     weights = added = None
     if weight is not None or completion == "best" or not as_labels or in_graph:
@@ -122,7 +150,7 @@ def topk_loss(
     if completion is not None:
         _check_completion(completion, rows, t, k)
     if not as_labels:
-        t = one_hot(t, rows.n, compute_dtype(logits))
+        t = one_hot(t, rows.n, compute_dtype(rows.x))
         if label_smoothing:
             t = _value.smoothed(xp, rows.data, t, label_smoothing)
         if completion == "spread":
@@ -132,17 +160,18 @@ def topk_loss(
             completion = None
     call = Call(rows.dim, t, k, lam, operator, completion, ignore_index, added, weights, reduction)
     if fast:
-        loss = fused_loss.evaluate(logits, call)
-    elif in_graph:
+        return fused_loss.evaluate(rows.x, call)
+    if in_graph:
         values = fused_loss.traced_values(rows, call)
-        loss = reduce(values, weights, values.shape[0], reduction)
     else:
         values = _values(rows, t, k, lam, operator, completion)
         values = values if added is None else values + added
-        loss = reduce(values, weights, len(values), reduction)
-    if reduction == "none":
-        return rows.restore_scalars(loss)
-    return loss.to(logits.dtype)
+    return reduce(values, weights, values.shape[0], reduction)
+
+
+def _is_autocast(device: str) -> bool:
+    """Tensors without numbers are on a device that autocast does not know."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def _targets(targets: object, rows: Rows) -> Tensor:
@@ -166,19 +195,19 @@ def _targets(targets: object, rows: Rows) -> Tensor:
         raise ValueError(
             f"targets must have the shape of logits, {tuple(rows.x.shape)}, got {shape}"
         )
-    _check_values(targets, (targets >= 0) & (targets <= 1), "targets must be in [0, 1]")
+    _check_values(targets, lambda t: (t >= 0) & (t <= 1), "targets must be in [0, 1]")
     return rows.tangent(targets)
 
 
-def _check_values(values: Tensor, good: Tensor, message: str) -> None:
-    if is_plain(values) and not bool(good.all()):
+def _check_values(values: Tensor, is_good: Callable[[Tensor], Tensor], message: str) -> None:
+    if is_plain(values) and not bool((good := is_good(values)).all()):
         raise ValueError(f"{message}, got {values[~good].flatten()[0].item():g}")
 
 
 def _check_labels(t: Tensor, ignored: int, n: int) -> None:
     if t.dtype == torch.int64:
-        good = ((t >= 0) & (t < n)) | (t == ignored)
-        _check_values(t, good, f"targets must be class indices in [0, {n})")
+        message = f"targets must be class indices in [0, {n})"
+        _check_values(t, lambda t: ((t >= 0) & (t < n)) | (t == ignored), message)
 
 
 def _check_options(

@@ -16,6 +16,8 @@ from ..._maths.operator import MAGNITUDE, Operator
 from . import compute_dtype
 from .backward import backward_kernel
 from .forward import forward_kernel
+from .state import meta
+from .value import total_kernel, value_backward_kernel, value_kernel
 
 Number = float | Tensor
 
@@ -60,7 +62,7 @@ class _Given(NamedTuple):
     def of(cls, value: Number, instead: Tensor) -> _Given:
         if isinstance(value, Tensor):
             return cls(value, 0 if value.numel() == 1 else 1, 0, True)
-        return cls(instead, 0, struct.unpack("q", struct.pack("d", value))[0], False)
+        return cls(instead, 0, _bits(value), False)
 
 
 def _device_of(x: Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -68,24 +70,47 @@ def _device_of(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
+def _bits(value: float) -> int:
+    """Those of a float64: what is handed over as a number would be rounded to float32."""
+    return int(struct.unpack("q", struct.pack("d", value))[0])
+
+
 def _settings(
-    x: Tensor, k: _Given, lam: _Given, lam_value: Number, operator: Operator
+    x: Tensor, k: Number, lam: Number, operator: Operator, state: Tensor
 ) -> dict[str, Any]:
-    mixed, dtype = isinstance(lam_value, Tensor), compute_dtype(x, operator)
+    """What all kernels are launched with for rows x (m, n)."""
+    mixed, dtype = isinstance(lam, Tensor), compute_dtype(x, operator)
+    of_k, of_lam = _Given.of(k, state), _Given.of(lam, state)
     shape = Shape.of(x.shape[1], operator, dtype, mixed)
     return {
-        "K_TENSOR": k.is_tensor,
-        "LAM_TENSOR": lam.is_tensor,
+        "x_ptr": x,
+        "k_ptr": of_k.pointer,
+        "lam_ptr": of_lam.pointer,
+        "state_ptr": state,
+        "m": x.shape[0],
+        "n": x.shape[1],
+        "k_stride": of_k.stride,
+        "lam_stride": of_lam.stride,
+        "k_bits": of_k.bits,
+        "lam_bits": of_lam.bits,
+        "K_TENSOR": of_k.is_tensor,
+        "LAM_TENSOR": of_lam.is_tensor,
         "OP": operator.op,
         "E": operator.exponent,
-        "DEBIAS": operator.debias,
-        "RELAXED": mixed or lam_value != 0,
-        "HARD": mixed or lam_value == 0,
+        "RELAXED": mixed or lam != 0,
+        "HARD": mixed or lam == 0,
         "D": tl.float64 if dtype == torch.float64 else tl.float32,
         "ROWS": shape.rows,
         "BLOCK": shape.block,
         "num_warps": shape.warps,
     }
+
+
+def _run(kernel: Any, settings: dict[str, Any], **more: Any) -> None:
+    """Over all rows, so many a program."""
+    x = settings["x_ptr"]
+    with _device_of(x):
+        kernel[(triton.cdiv(x.shape[0], settings["ROWS"]),)](**settings, **more)
 
 
 def forward(
@@ -104,30 +129,18 @@ def forward(
     k and lam are numbers, or contiguous tensors of one number or of m; ``times`` multiplies a mask by
     x, and ``passes`` (m) is told how often a row was looked at.
     """
-    m, n = x.shape
     y = torch.empty_like(x if write else x[:0])
-    state = x.new_empty((m, 2), dtype=compute_dtype(x, operator))
-    of_k, of_lam = _Given.of(k, state), _Given.of(lam, state)
-    settings = _settings(x, of_k, of_lam, lam, operator)
-    with _device_of(x):
-        forward_kernel[(triton.cdiv(m, settings["ROWS"]),)](
-            x,
-            of_k.pointer,
-            of_lam.pointer,
-            y,
-            state,
-            state if passes is None else passes,
-            m,
-            n,
-            of_k.stride,
-            of_lam.stride,
-            of_k.bits,
-            of_lam.bits,
-            TIMES=times,
-            WRITE=write,
-            COUNT=passes is not None,
-            **settings,
-        )
+    state = meta(x, operator)
+    _run(
+        forward_kernel,
+        _settings(x, k, lam, operator, state),
+        y_ptr=y,
+        passes_ptr=state if passes is None else passes,
+        DEBIAS=operator.debias,
+        TIMES=times,
+        WRITE=write,
+        COUNT=passes is not None,
+    )
     return y, state
 
 
@@ -144,30 +157,98 @@ def backward(
     in_lam: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The cotangents of x (m, n), and of k and lam (m), which are empty where they are not wanted."""
-    m, n = x.shape
     dx = torch.empty_like(x)
-    dk, dlam = (state.new_empty(m if wanted else 0) for wanted in (in_k, in_lam))
-    of_k, of_lam = _Given.of(k, state), _Given.of(lam, state)
-    settings = _settings(x, of_k, of_lam, lam, operator)
-    with _device_of(x):
-        backward_kernel[(triton.cdiv(m, settings["ROWS"]),)](
-            x,
-            g,
-            of_k.pointer,
-            of_lam.pointer,
-            state,
-            dx,
-            dk,
-            dlam,
-            m,
-            n,
-            of_k.stride,
-            of_lam.stride,
-            of_k.bits,
-            of_lam.bits,
-            TIMES=times,
-            IN_K=in_k,
-            IN_LAM=in_lam,
-            **settings,
-        )
+    dk, dlam = (state.new_empty(len(x) if wanted else 0) for wanted in (in_k, in_lam))
+    _run(
+        backward_kernel,
+        _settings(x, k, lam, operator, state),
+        g_ptr=g,
+        dx_ptr=dx,
+        dk_ptr=dk,
+        dlam_ptr=dlam,
+        DEBIAS=operator.debias,
+        TIMES=times,
+        IN_K=in_k,
+        IN_LAM=in_lam,
+    )
+    return dx, dk, dlam
+
+
+class Loss(NamedTuple):
+    """What is subtracted from the value of every row, and how rows are put together; all of it without
+    a derivative. The numbers are those of ``value.py``."""
+
+    t: Tensor | None = None  # labels (m) in int64, or weights (m, n)
+    weight: Tensor | None = None  # of the classes (n)
+    completion: int = 0
+    smoothing: float = 0.0
+    ignored: int = 0
+    reduction: int = 2
+
+    def settings(self, instead: Tensor) -> dict[str, Any]:
+        kind = 0 if self.t is None else 1 if self.t.dtype == torch.int64 else 2
+        return {
+            "t_ptr": instead if self.t is None else self.t,
+            "weight_ptr": instead if self.weight is None else self.weight,
+            "ignored": self.ignored,
+            "smoothing_bits": _bits(self.smoothing),
+            "KIND": kind,
+            "COMPLETION": self.completion,
+            "SMOOTHED": self.smoothing != 0,
+            "WEIGHTED": self.weight is not None,
+            "REDUCTION": self.reduction,
+        }
+
+    @property
+    def problems(self) -> int:
+        """How many are solved for a row."""
+        return 2 if self.completion == 2 else 1
+
+
+def value(
+    x: Tensor, k: Number, lam: Number, operator: Operator, loss: Loss
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The values or losses (m) of rows x (m, n), or their sum or mean; the state; and the factor that
+    the mean has."""
+    state = meta(x, operator, loss.problems)
+    settings = _settings(x, k, lam, operator, state) | loss.settings(state)
+    reduced = loss.reduction != 2
+    programs = triton.cdiv(x.shape[0], settings["ROWS"])
+    result = x.new_empty(() if reduced else x.shape[0])
+    parts, scale = state.new_empty((programs, 2)), state.new_empty(1 if reduced else 0)
+    _run(value_kernel, settings, value_ptr=result, part_ptr=parts)
+    if reduced:
+        with _device_of(x):
+            total_kernel[(1,)](parts, result, scale, programs, loss.reduction, BLOCK=1024)
+    return result, state, scale
+
+
+def value_backward(
+    x: Tensor,
+    g: Tensor,
+    state: Tensor,
+    scale: Tensor,
+    k: Number,
+    lam: Number,
+    operator: Operator,
+    loss: Loss,
+    *,
+    in_k: bool = False,
+    in_lam: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The cotangents of x (m, n), and of k and lam (m), for that of what ``value`` returned."""
+    dx = torch.empty_like(x)
+    dk, dlam = (state.new_empty(len(x) if wanted else 0) for wanted in (in_k, in_lam))
+    _run(
+        value_backward_kernel,
+        _settings(x, k, lam, operator, state) | loss.settings(state),
+        g_ptr=g,
+        scale_ptr=scale,
+        dx_ptr=dx,
+        dk_ptr=dk,
+        dlam_ptr=dlam,
+        g_stride=0 if g.ndim == 0 else g.stride(0),
+        IN_K=in_k,
+        IN_LAM=in_lam,
+    )
     return dx, dk, dlam

@@ -52,9 +52,9 @@ def _state(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Tenso
     return launch.forward(x, k, lam, Operator(op, exponent), write=False)[1]
 
 
-def meta(x: Tensor, operator: Operator) -> Tensor:
-    """A state that nobody has solved for."""
-    return x.new_empty((x.shape[0], 2), dtype=compute_dtype(x, operator))
+def meta(x: Tensor, operator: Operator, problems: int = 1) -> Tensor:
+    """A state that nobody has solved for; of so many problems a row."""
+    return x.new_empty((x.shape[0], 2 * problems), dtype=compute_dtype(x, operator))
 
 
 def _state_meta(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Tensor:
