@@ -3,6 +3,7 @@ that are not here. The interpreter has neither the hardware's division and power
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -25,6 +26,14 @@ def interpreted(monkeypatch):
         yield
 
 
+@contextlib.contextmanager
+def by_the_core():
+    """Nothing takes the kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state, "is_served", lambda x: False)
+        yield
+
+
 def both(f, *inputs, g):
     """Value and derivatives in all inputs, by the kernels and by the core."""
 
@@ -34,8 +43,7 @@ def both(f, *inputs, g):
         return [y.detach(), *torch.autograd.grad(y, live, g)]
 
     found = run()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state, "is_served", lambda x: False)
+    with by_the_core():
         return found, run()
 
 

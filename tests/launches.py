@@ -88,6 +88,9 @@ def main() -> None:
         "topk_mag": lambda x: st.topk_mag(x, 64, 0.1),
         "topk_sign": lambda x: st.topk_sign(x, 64, 0.1),
         "topk_select": lambda x: st.topk_select(x, 64, 0.1)[0],
+        "topk_select, straight through": lambda x: st.topk_select(
+            x, 64, 0.1, straight_through=True
+        )[0],
         "topk_value": lambda x: st.topk_value(x, 64, 0.1),
         'topk_loss, reduction="none"': lambda x: st.topk_loss(x, labels, 5, reduction="none"),
         "topk_loss": lambda x: st.topk_loss(x, labels, 5),

@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sparsetopk._maths.operator import Operator
-from sparsetopk.torch._triton import backward, forward, value
+from sparsetopk.torch._triton import backward, forward, select, value
 from sparsetopk.torch._triton.launch import Shape
 
 _KERNELS = {
@@ -30,9 +30,12 @@ _KERNELS = {
     "backward": backward.backward_kernel,
     "value": value.value_kernel,
     "value_backward": value.value_backward_kernel,
+    "select": select.select_kernel,
+    "select_backward": select.select_backward_kernel,
+    "slots": select.slots_kernel,
 }
 _TYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
-_OF_X = ("x_ptr", "y_ptr", "g_ptr", "dx_ptr")
+_OF_X = ("x_ptr", "y_ptr", "g_ptr", "dx_ptr", "value_ptr")
 # Arguments of a launch with numbers for k and lam > 0, and what a request may replace.
 _CONSTANTS = {
     "K_TENSOR": False,
@@ -52,15 +55,19 @@ _CONSTANTS = {
     "SMOOTHED": False,
     "WEIGHTED": False,
     "REDUCTION": 2,
+    "STRAIGHT": False,
+    "IN_SLOTS": True,
+    "IN_DROPPED": False,
 }
 
 
 def _source(name: str, n: int, dtype: str, constants: dict[str, Any]) -> tuple[ASTSource, Shape]:
     kernel, computed = _KERNELS[name], "float64" if dtype == "float64" else "float32"
-    fixed = _CONSTANTS | constants | {"D": getattr(tl, computed)}
+    fixed = asked = _CONSTANTS | constants | {"D": getattr(tl, computed)}
     operator = Operator(fixed["OP"], fixed["E"], fixed["DEBIAS"])
-    shape = Shape.of(n, operator, getattr(torch, computed), mixed=fixed["LAM_TENSOR"])
-    fixed |= {"ROWS": shape.rows, "BLOCK": shape.block}
+    twofold = fixed["LAM_TENSOR"] or fixed["COMPLETION"] == 2 or fixed["STRAIGHT"]
+    shape = Shape.of(n, operator, getattr(torch, computed), twofold)
+    fixed = fixed | {"ROWS": shape.rows, "BLOCK": shape.block}
     fixed = {key: value for key, value in fixed.items() if key in kernel.arg_names}
     signature: dict[str, str] = {}
     for argument in kernel.arg_names:
@@ -68,8 +75,8 @@ def _source(name: str, n: int, dtype: str, constants: dict[str, Any]) -> tuple[A
             signature[argument] = "constexpr"
         elif argument.endswith("_ptr"):
             of_x = argument in _OF_X
-            labels = argument == "t_ptr" and fixed["KIND"] == 1
-            signature[argument] = "*i64" if labels else "*" + _TYPES[dtype if of_x else computed]
+            is_index = argument == "index_ptr" or (argument == "t_ptr" and asked["KIND"] == 1)
+            signature[argument] = "*i64" if is_index else "*" + _TYPES[dtype if of_x else computed]
         else:
             signature[argument] = "i64" if argument.endswith(("bits", "ignored")) else "i32"
     # A launch sees that pointers and n are divisible by 16.

@@ -21,6 +21,8 @@ from .._rows.differentiable import Live
 from .._rows.namespace import LOOKS_ALWAYS, LOOKS_NEVER
 from .._solvers import ops
 from .._solvers.vectorized import row_sum, split
+from .._triton import ops as gpu_rows
+from .._triton import selection as gpu_slots
 from .operators import topk_mag, topk_mask
 
 if TYPE_CHECKING:
@@ -112,6 +114,16 @@ def topk_select(
     tensor([0, 2, 3])
     """
     _check_magnitude(magnitude, two_sided)
+    operator = Operator(_op(magnitude, two_sided), check_exponent(p), magnitude)
+    if group is None and not hasattr(x, "placements"):
+        rows = Rows.of("x", x, dim)
+        if gpu_rows.takes(rows, operator):
+            check_k_and_lam(rows, k, lam)
+            capacity = check_capacity(capacity, k, rows.n)
+            if straight_through:
+                _check_slots(rows, k, capacity)
+            found = gpu_slots.evaluate(rows, k, lam, operator, capacity, straight_through)
+            return StraightThroughSelection(*found) if straight_through else Selection(*found[:3])
     if magnitude:
         y = topk_mag(x, k, lam, p=p, dim=dim, group=group)
     else:
@@ -129,9 +141,7 @@ def _straight_through(
 ) -> StraightThroughSelection:
     """Slots of the hard mask, or of x times it, with the derivative of y."""
     rows = Rows.of("y", y, dim)
-    readable = not isinstance(k, Tensor) or is_plain(k)
-    if readable and y.numel():
-        check_slots(capacity, float(k.max() if isinstance(k, Tensor) else k), rows.n)
+    readable = _check_slots(rows, k, capacity)
     key = hard_first(LOOKS_NEVER, hard, y.detach())
     slots = select_slots(rows.tangent(key), capacity)
     selected = rows.tangent(hard).gather(-1, slots) > 0
@@ -147,6 +157,14 @@ def _straight_through(
     return StraightThroughSelection(
         rows.unflatten(value), indices, dropped, rows.unflatten(selected)
     )
+
+
+def _check_slots(rows: Rows, k: Number, capacity: int) -> bool:
+    """``check_slots`` where k can be read; whether it can."""
+    readable = not isinstance(k, Tensor) or is_plain(k)
+    if readable and rows.x.numel():
+        check_slots(capacity, float(k.detach().max() if isinstance(k, Tensor) else k), rows.n)
+    return readable
 
 
 def in_slots(y: Tensor, capacity: int, dim: int = -1) -> Selection:
@@ -172,6 +190,10 @@ def _check_magnitude(magnitude: bool, two_sided: bool) -> None:
         raise ValueError("two_sided must be False when magnitude=True, got True")
 
 
+def _op(magnitude: bool, two_sided: bool) -> int:
+    return MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK
+
+
 def check_capacity(capacity: int | None, k: Number, n: int) -> int:
     if capacity is not None:
         return check_positive_int("capacity", capacity, at_most=n) if n else capacity
@@ -189,6 +211,8 @@ def select_slots(y: Tensor, capacity: int) -> Tensor:
     """
     if y.numel() == 0:
         return y.new_zeros((y.shape[0], capacity), dtype=torch.int64)
+    if gpu_slots.takes_slots(y):
+        return gpu_slots.slots(y, capacity)
     if native is not None and is_plain(y):
         return kernels.select(y.contiguous(), capacity)
     if native is not None and traced.takes(y) and not hard.is_leaving():
@@ -241,8 +265,8 @@ def choose_lam(
     k_rows = rows.per_row(k)
     if x.numel() == 0:
         return rows.unflatten(torch.ones_like(k_rows))
-    op = MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK
-    lam = _choose(rows, k_rows, None if isinstance(k, Tensor) else k, Operator(op, e), fractional)
+    operator = Operator(_op(magnitude, two_sided), e)
+    lam = _choose(rows, k_rows, None if isinstance(k, Tensor) else k, operator, fractional)
     bad = ~rows.data.isfinite() if magnitude else rows.data.isnan()
     invalid = (row_sum(bad) > 0) | ~((k_rows >= 0) & (k_rows <= rows.n))
     return rows.unflatten(torch.where(invalid, torch.nan, lam))

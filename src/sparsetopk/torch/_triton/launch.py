@@ -12,10 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..._maths.operator import MAGNITUDE, Operator
+from ..._maths.operator import MAGNITUDE, MASK, Operator
 from . import compute_dtype
 from .backward import backward_kernel
 from .forward import forward_kernel
+from .select import select_backward_kernel, select_kernel, slots_kernel
 from .state import meta
 from .value import total_kernel, value_backward_kernel, value_kernel
 
@@ -33,12 +34,12 @@ class Shape(NamedTuple):
     warps: int
 
     @classmethod
-    def of(cls, n: int, operator: Operator, dtype: torch.dtype, mixed: bool) -> Shape:
-        """For rows of n numbers that are computed with in this dtype; ``mixed`` if some rows may be hard
-        and others relaxed."""
+    def of(cls, n: int, operator: Operator, dtype: torch.dtype, twofold: bool) -> Shape:
+        """For rows of n numbers that are computed with in this dtype; ``twofold`` if some rows may be
+        hard and others relaxed, or two problems are solved."""
         block = max(16, triton.next_power_of_2(n))
         rows = max(1, _ENTRIES // block)
-        is_light = dtype == torch.float32 and not (mixed or _needs_a_loop(operator))
+        is_light = dtype == torch.float32 and not (twofold or _needs_a_loop(operator))
         threads = block * rows // (_PER_THREAD if is_light else _PER_THREAD // 2)
         return cls(block, rows, min(32, max(4, threads // 32)))
 
@@ -76,12 +77,12 @@ def _bits(value: float) -> int:
 
 
 def _settings(
-    x: Tensor, k: Number, lam: Number, operator: Operator, state: Tensor
+    x: Tensor, k: Number, lam: Number, operator: Operator, state: Tensor, problems: int = 1
 ) -> dict[str, Any]:
     """What all kernels are launched with for rows x (m, n)."""
     mixed, dtype = isinstance(lam, Tensor), compute_dtype(x, operator)
     of_k, of_lam = _Given.of(k, state), _Given.of(lam, state)
-    shape = Shape.of(x.shape[1], operator, dtype, mixed)
+    shape = Shape.of(x.shape[1], operator, dtype, mixed or problems > 1)
     return {
         "x_ptr": x,
         "k_ptr": of_k.pointer,
@@ -211,7 +212,7 @@ def value(
     """The values or losses (m) of rows x (m, n), or their sum or mean; the state; and the factor that
     the mean has."""
     state = meta(x, operator, loss.problems)
-    settings = _settings(x, k, lam, operator, state) | loss.settings(state)
+    settings = _settings(x, k, lam, operator, state, loss.problems) | loss.settings(state)
     reduced = loss.reduction != 2
     programs = triton.cdiv(x.shape[0], settings["ROWS"])
     result = x.new_empty(() if reduced else x.shape[0])
@@ -241,7 +242,7 @@ def value_backward(
     dk, dlam = (state.new_empty(len(x) if wanted else 0) for wanted in (in_k, in_lam))
     _run(
         value_backward_kernel,
-        _settings(x, k, lam, operator, state) | loss.settings(state),
+        _settings(x, k, lam, operator, state, loss.problems) | loss.settings(state),
         g_ptr=g,
         scale_ptr=scale,
         dx_ptr=dx,
@@ -252,3 +253,85 @@ def value_backward(
         IN_LAM=in_lam,
     )
     return dx, dk, dlam
+
+
+def select(
+    x: Tensor, k: Number, lam: Number, operator: Operator, capacity: int, straight: bool
+) -> tuple[Tensor, ...]:
+    """Values and indices (m, capacity) of the slots, what is dropped (m), which slots are of the hard
+    selection; the state, and what else the backward must know."""
+    slots = len(x), capacity
+    state = meta(x, operator)
+    values, dropped, ends = x.new_empty(slots), x.new_empty(len(x)), state.new_empty((len(x), 3))
+    indices = x.new_empty(slots, dtype=torch.int64)
+    chosen = x.new_empty(slots if straight else (0,), dtype=torch.bool)
+    _run(
+        select_kernel,
+        _settings(x, k, lam, operator, state, 1 + straight),
+        value_ptr=values,
+        index_ptr=indices,
+        chosen_ptr=chosen.view(torch.uint8),
+        dropped_ptr=dropped,
+        ends_ptr=ends,
+        capacity=capacity,
+        DEBIAS=operator.debias,
+        STRAIGHT=straight,
+    )
+    return values, indices, dropped, chosen, state, ends
+
+
+def select_backward(
+    x: Tensor,
+    g: Tensor | None,
+    g_dropped: Tensor | None,
+    state: Tensor,
+    ends: Tensor,
+    k: Number,
+    lam: Number,
+    operator: Operator,
+    capacity: int,
+    straight: bool,
+    *,
+    in_k: bool = False,
+    in_lam: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The cotangents of x (m, n), and of k and lam (m), for those of slots and of what is dropped."""
+    dx = torch.empty_like(x)
+    dk, dlam = (state.new_empty(len(x) if wanted else 0) for wanted in (in_k, in_lam))
+    _run(
+        select_backward_kernel,
+        _settings(x, k, lam, operator, state, 1 + straight),
+        g_ptr=state if g is None else g,
+        g_dropped_ptr=state if g_dropped is None else g_dropped,
+        ends_ptr=ends,
+        dx_ptr=dx,
+        dk_ptr=dk,
+        dlam_ptr=dlam,
+        capacity=capacity,
+        DEBIAS=operator.debias,
+        STRAIGHT=straight,
+        IN_SLOTS=g is not None,
+        IN_DROPPED=g_dropped is not None,
+        IN_K=in_k,
+        IN_LAM=in_lam,
+    )
+    return dx, dk, dlam
+
+
+def slots(y: Tensor, capacity: int) -> Tensor:
+    """The indices (m, capacity) of the entries of y (m, n) that are largest in magnitude, in order."""
+    dtype = torch.promote_types(y.dtype, torch.float32)
+    shape = Shape.of(y.shape[1], Operator(MASK, 1.0), dtype, False)
+    indices = y.new_empty((len(y), capacity), dtype=torch.int64)
+    with _device_of(y):
+        slots_kernel[(triton.cdiv(len(y), shape.rows),)](
+            y,
+            indices,
+            *y.shape,
+            capacity,
+            D=tl.float64 if dtype == torch.float64 else tl.float32,
+            ROWS=shape.rows,
+            BLOCK=shape.block,
+            num_warps=shape.warps,
+        )
+    return indices

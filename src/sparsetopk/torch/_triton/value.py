@@ -187,12 +187,12 @@ def value_kernel(
     tl.store(_at(state_ptr, row, 1, m, COMPLETION), delta, mask=row < m)
     terms, of_row, whole = _value(a, k, frac, lam, pivot, delta, OP, E, RELAXED, HARD)
     if COMPLETION == BEST:
-        rest, k_rest, frac_rest = _others(a, t, k, frac, pivot)
-        pivot_rest, delta_rest, _ = solve(
-            rest, k_rest, frac_rest, lam, invalid, n, OP, E, RELAXED, HARD
-        )
         # Where all labels are selected whole it is the same problem, and the loss exactly 0.
         same = count_of((t > 0) & ~whole) == 0
+        rest, k_rest, frac_rest = _others(a, t, k, frac, pivot)
+        pivot_rest, delta_rest, _ = solve(
+            rest, k_rest, frac_rest, lam, invalid | same, n, OP, E, RELAXED, HARD
+        )
         pivot_rest = tl.where(same, pivot, pivot_rest)
         delta_rest = tl.where(same, delta, delta_rest)
         tl.store(_at(state_ptr, row, 2, m, COMPLETION), pivot_rest, mask=row < m)
@@ -201,7 +201,7 @@ def value_kernel(
             rest, k_rest, frac_rest, lam, pivot_rest, delta_rest, OP, E, RELAXED, HARD
         )
         P: tl.constexpr = 1.0 + 1.0 / E
-        terms -= tl.where(t > 0, x - lam[:, None] * (1.0 / P), of_rest)
+        terms -= tl.where(t > 0, a - lam[:, None] * (1.0 / P), of_rest)
         of_row -= of_row_rest
     elif KIND != NO_TARGETS:
         terms -= tl.where(t == 0, 0.0, x * t)
