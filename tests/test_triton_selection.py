@@ -187,9 +187,9 @@ def test_launches_of_routers():
 
 @pytest.mark.slow
 def test_compiled_for_nvidia():
-    """Nothing spills up to 8192 entries, and each entry is read once."""
+    """Nothing spills up to 4096 entries, and each entry is read once."""
     requests = [
-        {"name": name, "arch": 90, "n": 8192, **chosen}
+        {"name": name, "arch": 90, "n": 4096, **chosen}
         for name in ("select", "select_backward")
         for chosen in (
             {"OP": MASK},
