@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 
 import pytest
@@ -105,6 +106,17 @@ def test_relaxed_operators_in_onnx_say_what_to_do(f, tmp_path):
 
     with pytest.raises(RuntimeError, match=r"lam=0, or hard_eval=True in eval\(\)"):
         in_onnx_runtime(Model(), gaussian(4, 6), tmp_path / "relaxed.onnx")
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("f", [st.topk_mask, st.soft_rank], ids=["mask", "rank"])
+def test_relaxed_operators_in_the_older_onnx_exporter(f):
+    class Model(nn.Module):
+        def forward(self, x):
+            return f(x, 3)
+
+    with pytest.raises(RuntimeError, match=r"lam=0, or hard_eval=True in eval\(\)"):
+        torch.onnx.export(Model(), (gaussian(4, 6),), io.BytesIO(), dynamo=False)
 
 
 LABELS = torch.tensor([1, 2, 3, 0])
