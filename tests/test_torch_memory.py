@@ -129,7 +129,9 @@ def test_subclasses(f):
     x = gaussian(3, 8)
     y, dx = value_and_gradient(f, x.as_subclass(Own))
     expected = value_and_gradient(f, x)
-    torch.testing.assert_close((y.as_subclass(torch.Tensor), dx.as_subclass(torch.Tensor)), expected)
+    torch.testing.assert_close(
+        (y.as_subclass(torch.Tensor), dx.as_subclass(torch.Tensor)), expected
+    )
 
 
 def _in_another_process(x, queue):

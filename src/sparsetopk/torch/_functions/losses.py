@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._checks import check_choice, check_exponent
+from ..._checks import check_choice, check_class_weights, check_exponent, check_loss
 from ..._maths import value as _value
 from ..._maths.operator import MASK, OF_PHI, TWO_SIDED, Count, Operator
 from ..._types import Completion, PhiName, Reduction
@@ -15,7 +15,7 @@ from .._fused import loss as fused_loss
 from .._fused import rows as fused
 from .._fused import traced
 from .._fused.kernels import check_not_onnx
-from .._fused.loss import Call, one_hot, reduce
+from .._fused.loss import Call, one_hot
 from .._rows.arguments import (
     Number,
     Rows,
@@ -72,7 +72,7 @@ def topk_loss(
     *,
     p: float = 2.0,
     two_sided: bool = False,
-    completion: Completion | None = None,
+    completion: Completion | None = "spread",
     reduction: Reduction = "mean",
     dim: int = -1,
     label_smoothing: float = 0.0,
@@ -88,9 +88,9 @@ def topk_loss(
 
     With k greater than the sum of t, as for one label and k > 1, t is not in P(1_k): the paper's loss
     (``completion=None``) then decreases without bound as all logits decrease together. Two
-    completions are invariant to that shift, and nonnegative:
+    completions are invariant to that shift, and nonnegative; they take at most k labels:
 
-    - ``"spread"``: t is filled up to a sum of k, evenly on the classes that are not labels
+    - ``"spread"``, the default: t is filled up to a sum of k, evenly on the classes that are not labels
       (:math:`t'_i = t_i + (1 - t_i)(k - \sum t)/(n - \sum t)`), and R(t') is added. Convex.
     - ``"best"``: subtracts the best value that selects all the labels, whatever else it selects.
       Zero exactly when they are fully selected; not convex for k > 1; no soft targets.
@@ -108,7 +108,7 @@ def topk_loss(
     >>> topk_loss(torch.tensor([[5.0, 1.0, 0.0]]), torch.tensor([0]), k=2, completion="best")
     tensor(0.)
     """
-    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    check_loss(completion, reduction, label_smoothing, ignore_index)
     rows, e = Rows.of("logits", logits, dim), check_exponent(p)
     if torch.is_autocast_enabled(logits.device.type) and logits.dtype != torch.float64:
         logits = logits.float()
@@ -116,7 +116,8 @@ def topk_loss(
     check_k_and_lam(rows, k, lam)
     t = _targets(targets, rows)
     asked = _Asked(completion, reduction, label_smoothing, ignore_index, weight)
-    _check_options(rows, asked)
+    if weight is not None:
+        check_class_weights(tuple(check_float_tensor("weight", weight).shape), rows.n)
     operator = Operator(TWO_SIDED if two_sided else MASK, e, False)
     if logits.numel() > 0 and fused_loss.takes_traced(rows, k, lam, operator, t, weight):
         numbers = traced.asked(rows, k, lam, operator)
@@ -127,7 +128,9 @@ def topk_loss(
         return _in_shape(rows, fused_loss.evaluate(logits, call), reduction)
     values = _values(rows, call)
     values = values if call.added is None else values + call.added
-    return _in_shape(rows, reduce(values, call.weights, len(values), reduction), reduction)
+    return _in_shape(
+        rows, _value.reduced(xp, values, call.weights, len(values), reduction), reduction
+    )
 
 
 class _Asked(NamedTuple):
@@ -165,9 +168,7 @@ def _call(
             k_rows, lam_rows, reg = split(rows.per_row(k)), rows.per_row(lam), operator.reg(xp)
             t, total = _value.filled(xp, rows.data, t, k_rows, lam_rows, reg)
             added, completion = total[:, 0], None
-    return Call(
-        rows.dim, t, k, lam, operator, completion, ignored, added, weights, asked.reduction
-    )
+    return Call(rows.dim, t, k, lam, operator, completion, ignored, added, weights, asked.reduction)
 
 
 def _targets(targets: object, rows: Rows) -> Tensor:
@@ -206,22 +207,6 @@ def _check_labels(t: Tensor, ignored: int, n: int) -> None:
         _check_values(t, good, f"targets must be class indices in [0, {n})")
 
 
-def _check_options(rows: Rows, asked: _Asked) -> None:
-    completion, _, label_smoothing, ignore_index, weight = asked
-    if completion is not None:
-        check_choice("completion", completion, ("spread", "best"))
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
-    if label_smoothing and completion == "best":
-        raise ValueError(f"label_smoothing must be 0 with completion='best', got {label_smoothing}")
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-        raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
-    if weight is not None and tuple(check_float_tensor("weight", weight).shape) != (rows.n,):
-        raise ValueError(
-            f"weight must have shape ({rows.n},), one number per class, got {tuple(weight.shape)}"
-        )
-
-
 def _row_weights(weight: Tensor | None, t: Tensor, ignored: int) -> Tensor | None:
     """What the loss of each row is multiplied by, (m); None for 1."""
     if t.dtype == torch.int64:
@@ -239,7 +224,7 @@ def _row_weights(weight: Tensor | None, t: Tensor, ignored: int) -> Tensor | Non
 
 def _check_completion(completion: Completion, rows: Rows, t: Tensor, k: Number) -> None:
     """That t has at most k labels and, for "best", nothing else."""
-    if not is_plain(t, k):
+    if not is_plain(t, k) or rows.x.numel() == 0:
         return
     with torch.no_grad():
         k_rows, labels = rows.per_row(k), t.dtype == torch.int64
@@ -287,9 +272,7 @@ _library.define(
     f"topk_loss(Tensor x, Tensor t, {traced.ASKED}, str? completion, str reduction, float smoothing,"
     " int ignored, Tensor? weight) -> (Tensor, Tensor, Tensor)"
 )
-_library.define(
-    "topk_loss_backward(Tensor residual, Tensor factor, Tensor g, int dim) -> Tensor"
-)
+_library.define("topk_loss_backward(Tensor residual, Tensor factor, Tensor g, int dim) -> Tensor")
 
 
 def _asked_again(x: Tensor, t: Tensor, *asked: Any) -> tuple[Rows, Call]:

@@ -144,7 +144,10 @@ def _derivative(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...
         found = torch.ops.sparsetopk.relaxed_backward(
             x, g, state, mask, k, lam, *ctx.rest, *wanted[1:]
         )
-    return (*(d if w else None for d, w in zip(found, wanted, strict=True)), *[None] * len(ctx.rest))
+    return (
+        *(d if w else None for d, w in zip(found, wanted, strict=True)),
+        *[None] * len(ctx.rest),
+    )
 
 
 def _differentiable(
@@ -242,9 +245,8 @@ def _save_slots(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -
 def _slots_derivative(
     ctx: Any, g: Tensor | None, _: Any, of_dropped: Tensor | None
 ) -> tuple[Any, ...]:
-    backward = torch.ops.sparsetopk.slots_backward
-    if torch.is_grad_enabled():
-        backward = _slots_backward  # linear in the cotangents, and y moves nothing
+    once = not torch.is_grad_enabled()  # else in operations: linear in the cotangents alone
+    backward: Any = torch.ops.sparsetopk.slots_backward if once else _slots_backward
     return backward(*ctx.saved_tensors, g, of_dropped, ctx.dim), None, None
 
 
