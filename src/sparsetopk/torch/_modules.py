@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._checks import check_positive_int
+from ._functions.operators import topk_mask, topk_sign
 from ._rows.arguments import Number
 from ._spread.groups import check_group
 
@@ -159,3 +160,28 @@ class HardenedModule(Module):
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (", hard_eval=True" if self.hard_eval else "")
+
+
+class Operator(HardenedModule):
+    """A top-k operator as a module."""
+
+    def evaluate(
+        self, operator: Callable[..., Tensor], x: Tensor, k: Number | None = None
+    ) -> Tensor:
+        lam, k = self.current_lam, self.k if k is None else k
+        y = operator(x, k, lam, **self.options)
+        if not isinstance(self.lam, RunningLam):
+            return y
+
+        def competing() -> Tensor:
+            """Neither 0 nor whole, as the relaxed operator has it."""
+            seen, whole = (
+                y.detach(),
+                1.0 if operator in (topk_mask, topk_sign) else x.detach().abs(),
+            )
+            if self.options["straight_through"]:
+                seen = operator(x.detach(), k, lam, **{**self.options, "straight_through": False})
+            return (seen != 0) & (seen.abs() != whole)
+
+        self.watch(competing, x.numel() // max(x.shape[self.options["dim"]], 1))
+        return y

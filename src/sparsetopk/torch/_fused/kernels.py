@@ -53,7 +53,8 @@ def check_not_onnx() -> None:
 
 
 def place(t: Tensor) -> int:
-    """Where a tensor lies, on whatever device: to see that it was replaced, never to be read."""
+    """Where a tensor lies, on whatever device: to see that it was replaced, or for its device to read,
+    never for the core."""
     return t.data_ptr()
 
 
