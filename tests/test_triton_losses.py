@@ -27,13 +27,13 @@ VALUES = [
     {"phi": "abs"},
 ]
 LOSSES = [
-    {"reduction": "none"},
-    {"completion": "spread", "p": 1.5},
+    {"completion": None, "reduction": "none"},
+    {"p": 1.5},
     {"completion": "best"},
     {"completion": "best", "two_sided": True, "p": 1.5, "reduction": "sum"},
-    {"label_smoothing": 0.1, "completion": "spread", "reduction": "none", "two_sided": True},
-    {"label_smoothing": 0.2},
-    {"weighted": True},
+    {"label_smoothing": 0.1, "reduction": "none", "two_sided": True},
+    {"completion": None, "label_smoothing": 0.2},
+    {"completion": None, "weighted": True},
 ]
 
 

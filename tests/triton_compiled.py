@@ -22,7 +22,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sparsetopk._maths.operator import Operator
-from sparsetopk.torch._triton import backward, forward, select, value
+from sparsetopk.torch._triton import (
+    backward,
+    forward,
+    launch_long,
+    long,
+    long_backward,
+    select,
+    value,
+)
 from sparsetopk.torch._triton.launch import Shape
 
 _KERNELS = {
@@ -34,8 +42,18 @@ _KERNELS = {
     "select_backward": select.select_backward_kernel,
     "slots": select.slots_kernel,
 }
+_LONG = {
+    "sample": long.sample_kernel,
+    "gather": long.gather_kernel,
+    "solve": long.solve_kernel,
+    "apply": long.apply_kernel,
+    "sums": long_backward.sums_kernel,
+    "spread": long_backward.spread_kernel,
+}
 _TYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
-_OF_X = ("x_ptr", "y_ptr", "g_ptr", "dx_ptr", "value_ptr")
+_OF_X = ("x_ptr", "y_ptr", "g_ptr", "dx_ptr", "value_ptr", "starts_ptr")
+_POINTERS = {"copied_ptr": "i32", "index_ptr": "i32", "table_ptr": "fp64", "again_ptr": "fp64"}
+_INDICES = ("index_ptr", "t_ptr")  # of slots, and of classes where targets are labels
 # Arguments of a launch with numbers for k and lam > 0, and what a request may replace.
 _CONSTANTS = {
     "K_TENSOR": False,
@@ -58,15 +76,23 @@ _CONSTANTS = {
     "STRAIGHT": False,
     "IN_SLOTS": True,
     "IN_DROPPED": False,
+    "TABLE": False,
+    "AGAIN": False,
+    "G": 1024,
+    "CHUNK": launch_long.CHUNK,
+    "S": 8192,
 }
 
 
 def _source(name: str, n: int, dtype: str, constants: dict[str, Any]) -> tuple[ASTSource, Shape]:
-    kernel, computed = _KERNELS[name], "float64" if dtype == "float64" else "float32"
-    fixed = asked = _CONSTANTS | constants | {"D": getattr(tl, computed)}
+    kernel = (_KERNELS | _LONG)[name]
+    computed = "float64" if dtype == "float64" else "float32"
+    fixed = asked = _CONSTANTS | constants | {"D": getattr(tl, computed), "T": getattr(tl, dtype)}
     operator = Operator(fixed["OP"], fixed["E"], fixed["DEBIAS"])
     twofold = fixed["LAM_TENSOR"] or fixed["COMPLETION"] == 2 or fixed["STRAIGHT"]
     shape = Shape.of(n, operator, getattr(torch, computed), twofold)
+    if name in _LONG:
+        shape = Shape(launch_long.CHUNK, 1, launch_long.WARPS[kernel])
     fixed = fixed | {"ROWS": shape.rows, "BLOCK": shape.block}
     fixed = {key: value for key, value in fixed.items() if key in kernel.arg_names}
     signature: dict[str, str] = {}
@@ -74,9 +100,13 @@ def _source(name: str, n: int, dtype: str, constants: dict[str, Any]) -> tuple[A
         if argument in fixed:
             signature[argument] = "constexpr"
         elif argument.endswith("_ptr"):
-            of_x = argument in _OF_X
-            is_index = argument == "index_ptr" or (argument == "t_ptr" and asked["KIND"] == 1)
-            signature[argument] = "*i64" if is_index else "*" + _TYPES[dtype if of_x else computed]
+            of = _TYPES[dtype if argument in _OF_X else computed]
+            if fixed.get("TABLE") and argument in _OF_X:
+                of = "i64"
+            of = _POINTERS.get(argument, of)
+            if name not in _LONG and argument in _INDICES[: 1 + (asked["KIND"] == 1)]:
+                of = "i64"
+            signature[argument] = "*" + of
         else:
             signature[argument] = "i64" if argument.endswith(("bits", "ignored")) else "i32"
     # A launch sees that pointers and n are divisible by 16.

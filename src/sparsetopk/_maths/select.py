@@ -30,6 +30,15 @@ def check_slots(capacity: int, k: float, n: int) -> None:
         )
 
 
+def flat(xp: Any, x: Array, where: Array | None, *per_row: Any) -> tuple[Any, ...]:
+    """x and ``where`` as one row, with k and lam as numbers of it."""
+    shape = xp.shape(x)
+    if where is not None:
+        where = xp.broadcast_to(xp.asarray(where), shape).reshape(-1)
+    numbers = (v if xp.ndim(v) == 0 else xp.asarray(v).reshape(-1) for v in per_row)
+    return xp.asarray(x).reshape(-1), where, *numbers
+
+
 def hard_first(xp: Any, hard: Array, y: Array) -> Array:
     """By what entries are given slots: all of the hard selection, then the largest of the others."""
     return xp.where(hard > 0, math.inf, abs(y))

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._maths.operator import MAGNITUDE, MASK, Operator
-from . import compute_dtype
+from . import compute_dtype, is_long
 from .backward import backward_kernel
 from .forward import forward_kernel
 from .select import select_backward_kernel, select_kernel, slots_kernel
@@ -51,7 +51,7 @@ def _needs_a_loop(operator: Operator) -> bool:
     return operator.exponent not in (1.0, 2.0, 3.0)
 
 
-class _Given(NamedTuple):
+class Given(NamedTuple):
     """k or lam as a kernel takes it: a pointer and a stride, or the bits of a float64."""
 
     pointer: Tensor
@@ -60,13 +60,13 @@ class _Given(NamedTuple):
     is_tensor: bool
 
     @classmethod
-    def of(cls, value: Number, instead: Tensor) -> _Given:
+    def of(cls, value: Number, instead: Tensor) -> Given:
         if isinstance(value, Tensor):
             return cls(value, 0 if value.numel() == 1 else 1, 0, True)
         return cls(instead, 0, _bits(value), False)
 
 
-def _device_of(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+def device_of(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Triton launches on the current device."""
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
@@ -80,8 +80,8 @@ def _settings(
     x: Tensor, k: Number, lam: Number, operator: Operator, state: Tensor, problems: int = 1
 ) -> dict[str, Any]:
     """What all kernels are launched with for rows x (m, n)."""
-    mixed, dtype = isinstance(lam, Tensor), compute_dtype(x, operator)
-    of_k, of_lam = _Given.of(k, state), _Given.of(lam, state)
+    mixed, dtype = isinstance(lam, Tensor), compute_dtype(x.dtype, operator)
+    of_k, of_lam = Given.of(k, state), Given.of(lam, state)
     shape = Shape.of(x.shape[1], operator, dtype, mixed or problems > 1)
     return {
         "x_ptr": x,
@@ -110,7 +110,7 @@ def _settings(
 def _run(kernel: Any, settings: dict[str, Any], **more: Any) -> None:
     """Over all rows, so many a program."""
     x = settings["x_ptr"]
-    with _device_of(x):
+    with device_of(x):
         kernel[(triton.cdiv(x.shape[0], settings["ROWS"]),)](**settings, **more)
 
 
@@ -124,13 +124,18 @@ def forward(
     write: bool = True,
     passes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The output and the state (m, 2) of contiguous rows x (m, n); y is empty unless it is to
-    be written.
+    """The output and the state (m, 2), or (m, 3) of long rows, of contiguous rows x (m, n); y is empty
+    unless it is to be written.
 
     k and lam are numbers, or contiguous tensors of one number or of m; ``times`` multiplies a mask by
     x, and ``passes`` (m) is told how often a row was looked at.
     """
     y = torch.empty_like(x if write else x[:0])
+    if is_long(x, operator):
+        from . import launch_long
+
+        at = launch_long.Place.of(x)
+        return y, launch_long.forward(at, k, lam, operator, y if write else None, times=times)
     state = meta(x, operator)
     _run(
         forward_kernel,
@@ -159,6 +164,11 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The cotangents of x (m, n), and of k and lam (m), which are empty where they are not wanted."""
     dx = torch.empty_like(x)
+    if is_long(x, operator):
+        from . import launch_long
+
+        at, wanted = launch_long.Place.of(x), {"in_k": in_k, "in_lam": in_lam}
+        return dx, *launch_long.backward(at, g, state, k, lam, operator, dx, times=times, **wanted)
     dk, dlam = (state.new_empty(len(x) if wanted else 0) for wanted in (in_k, in_lam))
     _run(
         backward_kernel,
@@ -219,7 +229,7 @@ def value(
     parts, scale = state.new_empty((programs, 2)), state.new_empty(1 if reduced else 0)
     _run(value_kernel, settings, value_ptr=result, part_ptr=parts)
     if reduced:
-        with _device_of(x):
+        with device_of(x):
             total_kernel[(1,)](parts, result, scale, programs, loss.reduction, BLOCK=1024)
     return result, state, scale
 
@@ -323,7 +333,7 @@ def slots(y: Tensor, capacity: int) -> Tensor:
     dtype = torch.promote_types(y.dtype, torch.float32)
     shape = Shape.of(y.shape[1], Operator(MASK, 1.0), dtype, False)
     indices = y.new_empty((len(y), capacity), dtype=torch.int64)
-    with _device_of(y):
+    with device_of(y):
         slots_kernel[(triton.cdiv(len(y), shape.rows),)](
             y,
             indices,

@@ -35,7 +35,7 @@ def takes(rows: Rows, operator: Operator, *others: object) -> bool:
     """Whether there is a kernel for the rows, nobody asks for more than a backward, and the targets and
     weights of a loss are where the rows are."""
     return (
-        state.takes(rows.x, rows.n, operator)
+        state.takes_short(rows.x, rows.n, operator)
         and not is_transformed()
         and all(v.device == rows.x.device for v in others if isinstance(v, Tensor))
     )
@@ -63,10 +63,10 @@ def loss(
     lam: Number,
     operator: Operator,
     completion: Completion | None,
+    reduction: Reduction,
     smoothing: float,
     ignored: int,
     weight: Tensor | None,
-    reduction: Reduction,
 ) -> Tensor:
     """The losses (m) for labels (m) or weights (m, n), or their sum or mean."""
     numbers = (*given(rows, k), *given(rows, lam))
@@ -159,8 +159,8 @@ def _live_loss(ctx: Any, t: Tensor, weight: Tensor | None) -> Any:
     completion, smoothing, ignored, reduction = ctx.chosen
 
     def live(x: Tensor, k: Number, lam: Number) -> Tensor:
-        chosen = _COMPLETIONS[completion], smoothing, ignored, weight, _REDUCTIONS[reduction]
-        return composed(Rows("x", x, 1), t, k, lam, Operator(*ctx.operator), *chosen).to(x.dtype)
+        asked = _COMPLETIONS[completion], _REDUCTIONS[reduction], smoothing, ignored, weight
+        return composed(Rows("x", x, 1), t, k, lam, Operator(*ctx.operator), *asked).to(x.dtype)
 
     return live
 

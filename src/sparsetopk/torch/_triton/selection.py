@@ -28,9 +28,14 @@ _library.define(
 _library.define("rows_slots(Tensor y, int capacity) -> Tensor")
 
 
+def takes(rows: Rows, operator: Operator) -> bool:
+    """Whether there is a kernel for the rows, and nobody asks for more than a backward."""
+    return state.takes_short(rows.x, rows.n, operator) and not is_transformed()
+
+
 def takes_slots(y: Tensor) -> bool:
     """Whether the slots of given rows (m, n) are found by a kernel."""
-    return state.takes(y, y.shape[-1], Operator(MASK, 1.0)) and not is_transformed()
+    return state.takes_short(y, y.shape[-1], Operator(MASK, 1.0)) and not is_transformed()
 
 
 def slots(y: Tensor, capacity: int) -> Tensor:
@@ -42,7 +47,7 @@ def evaluate(
     rows: Rows, k: Number, lam: Number, operator: Operator, capacity: int, straight: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Values, indices, what is dropped and, straight through, which slots are of the hard selection, for
-    checked arguments that ``ops.takes``."""
+    checked arguments that it ``takes``."""
     numbers = (*given(rows, k), *given(rows, lam))
     x = rows.data.contiguous()
     found = torch.ops.sparsetopk.rows_select(x, *numbers, *operator, capacity, straight)
