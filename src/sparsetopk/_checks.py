@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from ._maths.operator import EXP, OF_PHI, TWO_SIDED, Operator, exponent
-from ._types import PhiName, Solver, SolverOptions
+from ._types import Completion, PhiName, Reduction, Solver, SolverOptions
 
 _Name = TypeVar("_Name", bound=str)
 
@@ -45,6 +45,29 @@ def check_phi(phi: PhiName, two_sided: bool = False) -> int:
     if two_sided and phi != "identity":
         raise ValueError(f"phi must be 'identity' when two_sided=True, got {phi!r}")
     return TWO_SIDED if two_sided else OF_PHI[phi]
+
+
+def check_loss(
+    completion: Completion | None,
+    reduction: Reduction,
+    label_smoothing: float,
+    ignore_index: int,
+) -> None:
+    """The options of ``topk_loss``."""
+    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    if completion is not None:
+        check_choice("completion", completion, ("spread", "best"))
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
+    if label_smoothing and completion == "best":
+        raise ValueError(f"label_smoothing must be 0 with completion='best', got {label_smoothing}")
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
+
+
+def check_class_weights(shape: tuple[int, ...], n: int) -> None:
+    if shape != (n,):
+        raise ValueError(f"weight must have shape ({n},), one number per class, got {shape}")
 
 
 def check_positive_int(name: str, value: object, at_most: int | None = None) -> int:

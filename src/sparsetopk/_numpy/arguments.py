@@ -77,7 +77,7 @@ class Rows:
         return self.shape[self.axis]
 
     @property
-    def _leading(self) -> tuple[int, ...]:
+    def leading(self) -> tuple[int, ...]:
         return (*self.shape[: self.axis], *self.shape[self.axis + 1 :])
 
     @property
@@ -86,7 +86,7 @@ class Rows:
 
     def unflatten(self, rows: NDArray[_Scalar]) -> NDArray[_Scalar]:
         """(m, any length) back to the input's shape, with that length along the axis."""
-        return np.moveaxis(rows.reshape((*self._leading, rows.shape[-1])), -1, self.axis)
+        return np.moveaxis(rows.reshape((*self.leading, rows.shape[-1])), -1, self.axis)
 
     def restore(self, rows: Array) -> FloatArray:
         """As ``unflatten``, in the input's dtype."""
@@ -104,13 +104,13 @@ class Rows:
     def restore_scalars(self, rows: Array) -> FloatArray:
         """(m, 1) back to the input's shape without the axis."""
         with np.errstate(over="ignore"):
-            return rows.reshape(self._leading).astype(self.dtype)
+            return rows.reshape(self.leading).astype(self.dtype)
 
     def restore_matrices(self, matrices: Array) -> FloatArray:
         """(m, n, n) with the leading axes of the input in front."""
         matrices = self._bounded(matrices)
         with np.errstate(over="ignore"):
-            return matrices.reshape((*self._leading, *matrices.shape[1:])).astype(self.dtype)
+            return matrices.reshape((*self.leading, *matrices.shape[1:])).astype(self.dtype)
 
     def per_row(self, name: str, value: ArrayLike) -> Array:
         """A number, or an array that broadcasts with length 1 along the axis, as (m, 1)."""

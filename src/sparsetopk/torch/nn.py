@@ -151,7 +151,7 @@ class TopKLoss(Module):
         *,
         p: float = 2.0,
         two_sided: bool = False,
-        completion: Completion | None = None,
+        completion: Completion | None = "spread",
         reduction: Reduction = "mean",
         dim: int = -1,
         label_smoothing: float = 0.0,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._checks import check_choice, check_exponent
+from ..._checks import check_choice, check_class_weights, check_exponent, check_loss
 from ..._maths import value as _value
 from ..._maths.operator import MASK, OF_PHI, TWO_SIDED, Count, Operator
 from ..._types import Completion, PhiName, Reduction
 from .._fused import loss as fused_loss
-from .._fused.loss import Call, one_hot, reduce
+from .._fused.loss import Call, one_hot
 from .._rows.arguments import (
     Number,
     Rows,
@@ -67,7 +67,7 @@ def topk_loss(
     *,
     p: float = 2.0,
     two_sided: bool = False,
-    completion: Completion | None = None,
+    completion: Completion | None = "spread",
     reduction: Reduction = "mean",
     dim: int = -1,
     label_smoothing: float = 0.0,
@@ -83,9 +83,9 @@ def topk_loss(
 
     With k greater than the sum of t, as for one label and k > 1, t is not in P(1_k): the paper's loss
     (``completion=None``) then decreases without bound as all logits decrease together. Two
-    completions are invariant to that shift, and nonnegative:
+    completions are invariant to that shift, and nonnegative; they take at most k labels:
 
-    - ``"spread"``: t is filled up to a sum of k, evenly on the classes that are not labels
+    - ``"spread"``, the default: t is filled up to a sum of k, evenly on the classes that are not labels
       (:math:`t'_i = t_i + (1 - t_i)(k - \sum t)/(n - \sum t)`), and R(t') is added. Convex.
     - ``"best"``: subtracts the best value that selects all the labels, whatever else it selects.
       Zero exactly when they are fully selected; not convex for k > 1; no soft targets.
@@ -103,14 +103,15 @@ def topk_loss(
     >>> topk_loss(torch.tensor([[5.0, 1.0, 0.0]]), torch.tensor([0]), k=2, completion="best")
     tensor(0.)
     """
-    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    check_loss(completion, reduction, label_smoothing, ignore_index)
     rows, e = Rows.of("logits", logits, dim), check_exponent(p)
     if torch.is_autocast_enabled(logits.device.type) and logits.dtype != torch.float64:
         logits = logits.float()
         rows = Rows(rows.name, logits, rows.dim)
     check_k_and_lam(rows, k, lam)
     t = _targets(targets, rows)
-    _check_options(rows, completion, label_smoothing, ignore_index, weight)
+    if weight is not None:
+        check_class_weights(tuple(check_float_tensor("weight", weight).shape), rows.n)
     operator = Operator(TWO_SIDED if two_sided else MASK, e, False)
     fast = logits.numel() > 0 and fused_loss.takes(rows, k, lam, operator, t, weight)
     in_graph = logits.numel() > 0 and fused_loss.takes_traced(rows, k, lam, operator, t, weight)
@@ -135,11 +136,11 @@ def topk_loss(
         loss = fused_loss.evaluate(logits, call)
     elif in_graph:
         values = fused_loss.traced_values(rows, call)
-        loss = reduce(values, weights, values.shape[0], reduction)
+        loss = _value.reduced(xp, values, weights, values.shape[0], reduction)
     else:
         values = _values(rows, t, k, lam, operator, completion)
         values = values if added is None else values + added
-        loss = reduce(values, weights, len(values), reduction)
+        loss = _value.reduced(xp, values, weights, len(values), reduction)
     if reduction == "none":
         return rows.restore_scalars(loss)
     return loss.to(logits.dtype)
@@ -181,27 +182,6 @@ def _check_labels(t: Tensor, ignored: int, n: int) -> None:
         _check_values(t, good, f"targets must be class indices in [0, {n})")
 
 
-def _check_options(
-    rows: Rows,
-    completion: Completion | None,
-    label_smoothing: float,
-    ignore_index: int,
-    weight: object,
-) -> None:
-    if completion is not None:
-        check_choice("completion", completion, ("spread", "best"))
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
-    if label_smoothing and completion == "best":
-        raise ValueError(f"label_smoothing must be 0 with completion='best', got {label_smoothing}")
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-        raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
-    if weight is not None and tuple(check_float_tensor("weight", weight).shape) != (rows.n,):
-        raise ValueError(
-            f"weight must have shape ({rows.n},), one number per class, got {tuple(weight.shape)}"  # type: ignore[attr-defined]
-        )
-
-
 def _row_weights(weight: Tensor | None, t: Tensor, ignored: int) -> Tensor | None:
     """What the loss of each row is multiplied by, (m); None for 1."""
     if t.dtype == torch.int64:
@@ -219,7 +199,7 @@ def _row_weights(weight: Tensor | None, t: Tensor, ignored: int) -> Tensor | Non
 
 def _check_completion(completion: Completion, rows: Rows, t: Tensor, k: Number) -> None:
     """That t has at most k labels and, for "best", nothing else."""
-    if not is_plain(t, k):
+    if not is_plain(t, k) or rows.x.numel() == 0:
         return
     with torch.no_grad():
         k_rows, labels = rows.per_row(k), t.dtype == torch.int64

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..._maths.operator import Operator
+from ..._maths.value import reduced
 from ..._types import Completion, Reduction
 from .._private import keeps_graph
 from .._rows.arguments import Number, Rows, is_plain
@@ -59,18 +60,6 @@ def evaluate(x: Tensor, call: Call) -> Tensor:
     return _forward(x, call)[0]
 
 
-def reduce(values: Tensor, weights: Tensor | None, count: int, reduction: Reduction) -> Tensor:
-    """The losses (m) of the rows put together; rows with weight 0 do not count."""
-    if weights is not None:
-        values = torch.where(weights == 0, 0.0, values * weights)
-    if reduction == "none":
-        return values
-    total = values.sum()
-    if reduction == "sum":
-        return total
-    return total / (count if weights is None else weights.sum())
-
-
 def _factor(weights: Tensor | None, count: int, reduction: Reduction) -> Tensor | float:
     """By what the rows are multiplied then; in the mean of no rows by 0/0."""
     if weights is not None:
@@ -118,7 +107,7 @@ def _forward(x: Tensor, call: Call) -> tuple[Tensor, Tensor | float, Tensor]:
         return x.new_full((), factor * total), factor, residual
     if call.added is not None:
         values += call.added
-    return reduce(values, call.weights, count, call.reduction), factor, residual
+    return reduced(torch, values, call.weights, count, call.reduction), factor, residual
 
 
 def _labels(t: Tensor) -> Tensor | float:
