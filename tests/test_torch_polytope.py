@@ -527,7 +527,9 @@ def test_rows_of_any_length_are_those_of_float64_on_any_number_of_threads(n):
             y, dx = run(f, x)
             exact, exact_dx = run(f, x.double())
             unit = 2 * torch.finfo(torch.float32).eps
-            torch.testing.assert_close(y.double(), exact, rtol=unit, atol=unit * x.abs().max().item())
+            torch.testing.assert_close(
+                y.double(), exact, rtol=unit, atol=unit * x.abs().max().item()
+            )
             scale = (unit * g.abs().max() / lam).double()
             assert ((dx - exact_dx).abs() <= scale + unit * exact_dx.abs()).all(), name
             torch.set_num_threads(2)
