@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from .._checks import check_class_weights, check_exponent, check_loss, check_phi
 from .._maths import value as _value
 from .._maths.operator import MASK, TWO_SIDED, Count, Operator
-from .._types import Array, Completion, FloatArray, PhiName, Reduction
+from .._types import Array, Axis, Completion, FloatArray, PhiName, Reduction
 from . import namespace as xp
 from .arguments import Rows, as_real_array
 from .relaxed import Evaluated, TopKProblem
@@ -25,7 +25,7 @@ def topk_value(
     p: float = 2.0,
     two_sided: bool = False,
     phi: PhiName = "identity",
-    axis: int = -1,
+    axis: Axis = -1,
 ) -> FloatArray:
     r"""The optimal value of the relaxed top-k problem, one per row.
 
@@ -38,7 +38,8 @@ def topk_value(
     >>> float(topk_value([3.0, 1.0, -1.0], k=2, lam=0.0))
     4.0
     """
-    rows, operator = Rows.of("x", x, axis), Operator(check_phi(phi, two_sided), check_exponent(p))
+    rows = Rows.of("x", x, axis, many=True)
+    operator = Operator(check_phi(phi, two_sided), check_exponent(p))
     return rows.restore_scalars(_value_of(TopKProblem.of(rows, k, lam, operator)))
 
 
@@ -179,7 +180,7 @@ def _difference(problem: TopKProblem, subtracted: Array, gradient: Array) -> tup
 
 
 def _mask(problem: TopKProblem) -> Array:
-    return Evaluated(problem, problem.k, problem.lam).y
+    return Evaluated(problem, problem.k, problem.lam, problem.rows.data).y
 
 
 def _spread(problem: TopKProblem, t: Array) -> tuple[Array, Array]:

@@ -15,7 +15,7 @@ from ..._checks import check_class_weights, check_exponent, check_loss, check_ph
 from ..._maths import value as _value
 from ..._maths.operator import MASK, TWO_SIDED, Count, Operator
 from ..._maths.threshold import State
-from ..._types import Completion, PhiName, Reduction
+from ..._types import Axes, Axis, Completion, PhiName, Reduction
 from .._rows import namespace as xp
 from .._rows.arguments import (
     AxisName,
@@ -42,7 +42,7 @@ def topk_value(
     p: float = 2.0,
     two_sided: bool = False,
     phi: PhiName = "identity",
-    axis: int = -1,
+    axis: Axis = -1,
     axis_name: AxisName = None,
 ) -> Array:
     r"""The optimal value of the relaxed top-k problem, one per row.
@@ -58,7 +58,7 @@ def topk_value(
     Array(4., dtype=float32)
     """
     kind = Operator(check_phi(phi, two_sided), check_exponent(p))
-    rows = Rows.of("x", x, axis)
+    rows = Rows.of("x", x, axis, many=True)
     check_k_and_lam(rows, k, lam, row_length(rows, axis_name))
     if rows.x.size == 0 and axis_name is None:
         return rows.x.sum(axis=rows.axis)
@@ -67,7 +67,7 @@ def topk_value(
 
 
 @compiled("axis", "setting", results=scalars)
-def _evaluate(x: Array, k: Array | Count, lam: Array, axis: int, setting: Setting) -> Array:
+def _evaluate(x: Array, k: Array | Count, lam: Array, axis: Axes, setting: Setting) -> Array:
     rows = Rows("x", x, axis)
     x = rows.data.astype(compute_dtype(x))
     return rows.restore_scalars(value(x, *rows.split(k), rows.per_row(lam), setting))
@@ -174,7 +174,7 @@ def _check_targets(targets: object, rows: Rows, n: int, ignored: int) -> Array:
         )
     shape = rows.x.shape
     if _are_indices(targets):
-        without = (*shape[: rows.axis], *shape[rows.axis + 1 :])
+        without = tuple(size for i, size in enumerate(shape) if i != rows.axis)
         if targets.shape != without:
             raise ValueError(
                 f"targets must have shape {without} when they are class indices (that of logits "

@@ -173,7 +173,7 @@ def _check_weights(rows: Rows, w: object, phi: PhiName) -> Array:
         raise TypeError(f"w must be an array of real numbers, got {type(w).__name__}")
     if w.dtype == bool or jnp.issubdtype(w.dtype, jnp.complexfloating):
         raise TypeError(f"w must be an array of real numbers, got an array of dtype {w.dtype}")
-    shape, at = rows.x.shape, rows.axis - rows.x.ndim  # from the right, as broadcasting counts
+    shape, at = rows.x.shape, rows.axes[0] - rows.x.ndim  # from the right, as broadcasting counts
     fits = w.ndim == 1 and w.shape[0] == rows.n
     if w.ndim > 1:
         pairs = zip(reversed(w.shape), reversed(shape), strict=False)
