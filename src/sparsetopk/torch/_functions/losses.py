@@ -17,6 +17,7 @@ from .._fused import traced
 from .._fused.kernels import check_not_onnx
 from .._fused.loss import Call, one_hot
 from .._rows.arguments import (
+    Dim,
     Number,
     Rows,
     check_dense,
@@ -24,6 +25,7 @@ from .._rows.arguments import (
     check_k_and_lam,
     compute_dtype,
     is_plain,
+    over_dims,
     without_entries,
 )
 from .._rows.differentiable import relax
@@ -31,6 +33,7 @@ from .._rows.namespace import LOOKS_ALWAYS as xp
 from .._solvers.vectorized import row_sum, split
 
 
+@over_dims
 def topk_value(
     x: Tensor,
     k: Number,
@@ -39,7 +42,7 @@ def topk_value(
     p: float = 2.0,
     two_sided: bool = False,
     phi: PhiName = "identity",
-    dim: int = -1,
+    dim: Dim = -1,
 ) -> Tensor:
     r"""The optimal value of the relaxed top-k problem, one per row.
 
@@ -59,7 +62,7 @@ def topk_value(
     rows, e = Rows.of("x", x, dim), check_exponent(p)
     check_k_and_lam(rows, k, lam)
     if x.numel() == 0:
-        return without_entries(x, k, lam).sum(dim=dim)
+        return without_entries(x, k, lam).sum(dim=rows.dim)
     operator = Operator(TWO_SIDED if two_sided else OF_PHI[phi], e)
     return rows.restore_scalars(relax(rows, k, lam, operator).value())
 
