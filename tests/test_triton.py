@@ -27,26 +27,32 @@ from sparsetopk._maths.operator import EXP, MAGNITUDE, MASK, SIGN, TWO_SIDED, Op
 from sparsetopk.torch._triton import is_long, launch, state
 
 inf, nan = float("inf"), float("nan")
+DEVICE = os.environ["SPARSETOPK_DEVICE"]
+on_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="looks at the kernels on CPU tensors")
 
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch):
-    """CPU tensors take the kernels, many rows in a program; NumPy does not warn of what they may do."""
-    monkeypatch.setattr(state, "is_served", lambda x: x.is_cpu)
+    """Tensors on the device take the kernels; on the CPU, where they are interpreted, many rows in a
+    program. NumPy does not warn of what they may do."""
+    monkeypatch.setattr(state, "is_served", lambda x: x.device.type == DEVICE)
+    if DEVICE != "cpu":
+        yield
+        return
     monkeypatch.setattr(launch, "_ENTRIES", 1 << 16)
     with np.errstate(all="ignore"):
         yield
 
 
 def both(f, *inputs, g):
-    """Value and derivatives in all inputs, by the kernels and by the core."""
+    """Value and derivatives in all inputs, by the kernels on the device and by the core."""
 
-    def run():
-        live = [v.clone().requires_grad_() for v in inputs]
+    def run(device="cpu"):
+        live = [v.detach().to(device, copy=True).requires_grad_() for v in inputs]
         y = f(*live)
-        return [y.detach(), *torch.autograd.grad(y, live, g)]
+        return [v.cpu() for v in (y.detach(), *torch.autograd.grad(y, live, g.to(device)))]
 
-    found = run()
+    found = run(DEVICE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state, "is_served", lambda x: False)
         return found, run()
@@ -164,6 +170,7 @@ def test_infinities_padding_and_ties(f, k):
         assert_near(a, b, 1e-5, 10.0)
 
 
+@on_cpu
 @every_function
 def test_a_bad_k_or_lam_makes_its_row_nan(f):
     x = torch.from_numpy(np.random.default_rng(5).normal(size=(8, 12))).float()
@@ -214,6 +221,7 @@ def test_scales_and_shifts(scale, shift, lam):
         assert float((found[0].abs().sum(-1) - want[0].abs().sum(-1)).abs().max()) < 1e-4
 
 
+@on_cpu
 def test_the_state_is_that_of_the_core():
     x = torch.from_numpy(np.random.default_rng(9).normal(size=(50, 60))).float()
     k, lam = torch.full((50, 1), 7.5), torch.full((50, 1), 0.1)
@@ -248,6 +256,7 @@ def test_dimensions(dim):
         assert_near(a, b, 2e-6, 10.0)
 
 
+@on_cpu
 def test_operators_are_registered_as_torch_wants_them():
     x = torch.randn(4, 10, requires_grad=True)
     k, lam = torch.full((4, 1), 2.5, requires_grad=True), torch.full((1, 1), 0.2)
@@ -260,6 +269,7 @@ def test_operators_are_registered_as_torch_wants_them():
     )
 
 
+@on_cpu
 def test_compiles_into_one_operator_each_way():
     graphs = []
 
