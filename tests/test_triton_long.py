@@ -13,11 +13,12 @@ st = pytest.importorskip("sparsetopk.torch")
 import triton
 import triton.language as tl
 
+from interpreted import DEVICE, assert_near, both, compile_all, interpreted, on_cpu  # noqa: F401
 from launches import launches
 from sparsetopk._maths.operator import MAGNITUDE, MASK
 from sparsetopk.torch._triton import launch, launch_long, state
 from sparsetopk.torch._triton.long import _sampled
-from test_triton import DEVICE, FUNCTIONS, assert_near, both, compile_all, interpreted, on_cpu  # noqa: F401
+from test_triton import FUNCTIONS
 
 inf, nan = float("inf"), float("nan")
 

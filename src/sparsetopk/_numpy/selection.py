@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .._checks import check_exponent, check_magnitude, check_positive_int
+from .._checks import check_axes, check_exponent, check_magnitude, check_positive_int
 from .._maths import select
 from .._maths.operator import MAGNITUDE, MASK, TWO_SIDED, Operator
 from .._maths.response import Relaxed
@@ -111,6 +111,7 @@ def topk_select(
     if axis is None:
         x, where, k, lam = flat(np, x, where, k, lam)
         axis = 0
+    check_axes("x", np.shape(x), axis, many=False)
     if magnitude:
         y = topk_mag(x, k, lam, p=p, axis=axis, where=where)
     else:

@@ -18,7 +18,22 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-class RunningLam(torch.nn.Module):
+class _Exact(torch.nn.Module):
+    """A module with buffers that are never narrowed: a count of 257 would be 256 in bfloat16."""
+
+    exact: tuple[str, ...] = ()  # their names
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        before = {name: self._buffers.get(name) for name in self.exact}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, value in before.items():
+            now = self._buffers.get(name)
+            if value is not None and now is not None and now.itemsize < value.itemsize:
+                self._buffers[name] = value.to(now.device)
+        return self
+
+
+class RunningLam(_Exact):
     r"""A lam that keeps about ``target`` entries of a row competing while a model trains.
 
     .. math:: \lambda \leftarrow \lambda\, (\text{target} / \text{count})^{\text{rate}}
@@ -36,6 +51,7 @@ class RunningLam(torch.nn.Module):
     True
     """
 
+    exact = ("log_lam",)
     log_lam: Tensor
     step: Tensor
 
@@ -88,9 +104,10 @@ class RunningLam(torch.nn.Module):
         return f"target={self.target:g}"
 
 
-class Module(torch.nn.Module):
+class Module(_Exact):
     """k, lam and the keyword arguments of a function."""
 
+    exact = ("k", "lam")
     k: Number
     lam: Number | RunningLam
 

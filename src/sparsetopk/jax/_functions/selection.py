@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ..._checks import check_exponent, check_magnitude, check_positive_int
+from ..._checks import check_axes, check_exponent, check_magnitude, check_positive_int
 from ..._maths import select
 from ..._maths.operator import MAGNITUDE, MASK, TWO_SIDED, Count, Operator
 from ..._maths.response import Relaxed
@@ -131,6 +131,7 @@ def topk_select(
     if axis is None:
         x, where, k, lam = flat(jnp, x, where, k, lam)
         axis = 0
+    check_axes("x", np.shape(x), axis, many=False)
     mask = partial(topk_mask, axis=axis, where=where, axis_name=axis_name, largest=largest)
     if magnitude:
         y = topk_mag(x, k, lam, p=p, axis=axis, where=where, axis_name=axis_name)

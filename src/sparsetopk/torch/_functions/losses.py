@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -10,6 +13,9 @@ from ..._maths import value as _value
 from ..._maths.operator import MASK, OF_PHI, TWO_SIDED, Count, Operator
 from ..._types import Completion, PhiName, Reduction
 from .._fused import loss as fused_loss
+from .._fused import rows as fused
+from .._fused import traced
+from .._fused.kernels import check_not_onnx
 from .._fused.loss import Call, one_hot
 from .._rows.arguments import (
     Number,
@@ -24,6 +30,7 @@ from .._rows.arguments import (
 from .._rows.differentiable import relax
 from .._rows.namespace import LOOKS_ALWAYS as xp
 from .._solvers.vectorized import row_sum, split
+from .._triton import losses as on_gpu
 
 
 def topk_value(
@@ -56,6 +63,8 @@ def topk_value(
     if x.numel() == 0:
         return without_entries(x, k, lam).sum(dim=dim)
     operator = Operator(TWO_SIDED if two_sided else OF_PHI[phi], e)
+    if on_gpu.takes(rows, operator):
+        return rows.restore_scalars(on_gpu.value(rows, k, lam, operator))
     return rows.restore_scalars(relax(rows, k, lam, operator).value())
 
 
@@ -105,45 +114,79 @@ def topk_loss(
     """
     check_loss(completion, reduction, label_smoothing, ignore_index)
     rows, e = Rows.of("logits", logits, dim), check_exponent(p)
-    if torch.is_autocast_enabled(logits.device.type) and logits.dtype != torch.float64:
+    if _is_autocast(logits.device.type) and logits.dtype != torch.float64:
         logits = logits.float()
         rows = Rows(rows.name, logits, rows.dim)
     check_k_and_lam(rows, k, lam)
     t = _targets(targets, rows)
+    asked = _Asked(completion, reduction, label_smoothing, ignore_index, weight)
     if weight is not None:
         check_class_weights(tuple(check_float_tensor("weight", weight).shape), rows.n)
     operator = Operator(TWO_SIDED if two_sided else MASK, e, False)
-    fast = logits.numel() > 0 and fused_loss.takes(rows, k, lam, operator, t, weight)
-    in_graph = logits.numel() > 0 and fused_loss.takes_traced(rows, k, lam, operator, t, weight)
-    as_labels = (fast or in_graph) and t.dtype == torch.int64 and not label_smoothing
+    if on_gpu.takes_loss(rows, k, lam, operator, t, weight):
+        loss = on_gpu.loss(rows, t, k, lam, operator, *asked)
+        return _in_shape(rows, loss, reduction)
+    if logits.numel() > 0 and fused_loss.takes_traced(rows, k, lam, operator, t, weight):
+        numbers = traced.asked(rows, k, lam, operator)
+        return torch.ops.sparsetopk.topk_loss(logits, t, *numbers, *asked)[0]
+    return _in_shape(rows, composed(rows, t, k, lam, operator, *asked), reduction)
+
+
+def composed(
+    rows: Rows, t: Tensor, k: Number, lam: Number, operator: Operator, *asked: Any
+) -> Tensor:
+    """The loss by the compiled core, or in ordinary operations; ``asked`` is what ``_Asked`` has."""
+    how = _Asked(*asked)
+    fast = rows.x.numel() > 0 and fused_loss.takes(rows, k, lam, operator, t, how.weight)
+    call = _call(rows, t, k, lam, operator, how, fast)
+    if fast:
+        return fused_loss.evaluate(rows.x, call)
+    values = _values(rows, call)
+    values = values if call.added is None else values + call.added
+    return _value.reduced(xp, values, call.weights, len(values), how.reduction)
+
+
+class _Asked(NamedTuple):
+    """How targets are read and losses put together."""
+
+    completion: Completion | None
+    reduction: Reduction
+    label_smoothing: float
+    ignored: int
+    weight: Tensor | None
+
+
+def _in_shape(rows: Rows, loss: Tensor, reduction: Reduction) -> Tensor:
+    return rows.restore_scalars(loss) if reduction == "none" else loss.to(rows.x.dtype)
+
+
+def _call(
+    rows: Rows, t: Tensor, k: Number, lam: Number, operator: Operator, asked: _Asked, fast: bool
+) -> Call:
+    """What is computed, for targets that are checked here; by the kernel, which takes labels as they
+    are, or not."""
+    completion, smoothing, ignored = asked.completion, asked.label_smoothing, asked.ignored
+    as_labels = fast and t.dtype == torch.int64 and not smoothing
     weights = added = None
-    if weight is not None or completion == "best" or not as_labels or in_graph:
-        _check_labels(t, ignore_index, rows.n)
-        weights = _row_weights(weight, t, ignore_index)
+    if asked.weight is not None or completion == "best" or not as_labels:
+        _check_labels(t, ignored, rows.n)
+        weights = _row_weights(asked.weight, t, ignored)
     if completion is not None:
         _check_completion(completion, rows, t, k)
     if not as_labels:
-        t = one_hot(t, rows.n, compute_dtype(logits))
-        if label_smoothing:
-            t = _value.smoothed(xp, rows.data, t, label_smoothing)
+        t = one_hot(t, rows.n, compute_dtype(rows.x))
+        if smoothing:
+            t = _value.smoothed(xp, rows.data, t, smoothing)
         if completion == "spread":
             k_rows, lam_rows, reg = split(rows.per_row(k)), rows.per_row(lam), operator.reg(xp)
             t, total = _value.filled(xp, rows.data, t, k_rows, lam_rows, reg)
-            added = total[:, 0]
-            completion = None
-    call = Call(rows.dim, t, k, lam, operator, completion, ignore_index, added, weights, reduction)
-    if fast:
-        loss = fused_loss.evaluate(logits, call)
-    elif in_graph:
-        values = fused_loss.traced_values(rows, call)
-        loss = _value.reduced(xp, values, weights, values.shape[0], reduction)
-    else:
-        values = _values(rows, t, k, lam, operator, completion)
-        values = values if added is None else values + added
-        loss = _value.reduced(xp, values, weights, len(values), reduction)
-    if reduction == "none":
-        return rows.restore_scalars(loss)
-    return loss.to(logits.dtype)
+            added, completion = total[:, 0], None
+    return Call(rows.dim, t, k, lam, operator, completion, ignored, added, weights, asked.reduction)
+
+
+def _is_autocast(device: str) -> bool:
+    """Tensors without numbers are on a device that autocast does not know."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def _targets(targets: object, rows: Rows) -> Tensor:
@@ -167,19 +210,19 @@ def _targets(targets: object, rows: Rows) -> Tensor:
         raise ValueError(
             f"targets must have the shape of logits, {tuple(rows.x.shape)}, got {shape}"
         )
-    _check_values(targets, (targets >= 0) & (targets <= 1), "targets must be in [0, 1]")
+    _check_values(targets, lambda t: (t >= 0) & (t <= 1), "targets must be in [0, 1]")
     return rows.tangent(targets)
 
 
-def _check_values(values: Tensor, good: Tensor, message: str) -> None:
-    if is_plain(values) and not bool(good.all()):
+def _check_values(values: Tensor, is_good: Callable[[Tensor], Tensor], message: str) -> None:
+    if is_plain(values) and not bool((good := is_good(values)).all()):
         raise ValueError(f"{message}, got {values[~good].flatten()[0].item():g}")
 
 
 def _check_labels(t: Tensor, ignored: int, n: int) -> None:
     if t.dtype == torch.int64:
-        good = ((t >= 0) & (t < n)) | (t == ignored)
-        _check_values(t, good, f"targets must be class indices in [0, {n})")
+        message = f"targets must be class indices in [0, {n})"
+        _check_values(t, lambda t: ((t >= 0) & (t < n)) | (t == ignored), message)
 
 
 def _row_weights(weight: Tensor | None, t: Tensor, ignored: int) -> Tensor | None:
@@ -221,15 +264,9 @@ def _check_completion(completion: Completion, rows: Rows, t: Tensor, k: Number) 
             )
 
 
-def _values(
-    rows: Rows,
-    t: Tensor,
-    k: Number,
-    lam: Number,
-    operator: Operator,
-    completion: Completion | None,
-) -> Tensor:
+def _values(rows: Rows, call: Call) -> Tensor:
     """f(x) - <x, t>, or with completion "best" f(x) minus the best value with the labels, (m)."""
+    t, k, lam, operator = call.t, call.k, call.lam, call.operator
     if rows.x.numel() == 0:
         empty = Rows(rows.name, without_entries(rows.x, k, lam), rows.dim)
         return empty.data.to(t.dtype).sum(dim=-1)
@@ -241,7 +278,76 @@ def _values(
         return relax(others, k.whole.to(k.frac.dtype) + k.frac, lam_rows, operator).value()
 
     of_targets = _value.inner(xp, x, t)
-    if completion == "best":
+    if call.completion == "best":
         reg = operator.reg(xp)
         of_targets = _value.best(xp, x, t, split(k_rows), lam_rows, reg, value)
     return (relax(rows, k, lam, operator).value() - of_targets)[:, 0]
+
+
+# The whole loss as one operator, which compiled graphs call.
+_library = torch.library.Library("sparsetopk", "FRAGMENT")
+_library.define(
+    f"topk_loss(Tensor x, Tensor t, {traced.ASKED}, str? completion, str reduction, float smoothing,"
+    " int ignored, Tensor? weight) -> (Tensor, Tensor, Tensor)"
+)
+_library.define("topk_loss_backward(Tensor residual, Tensor factor, Tensor g, int dim) -> Tensor")
+
+
+def _asked_again(x: Tensor, t: Tensor, *asked: Any) -> tuple[Rows, Call]:
+    it = traced.Asked(x, *asked[:-5])
+    rows = Rows("logits", x, it.rows.dim)
+    return rows, _call(rows, t, it.k, it.lam, it.operator, _Asked(*asked[-5:]), True)
+
+
+def _loss(x: Tensor, t: Tensor, *asked: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, y - t with the classes last, and the factors of the rows (m) in float64."""
+    rows, call = _asked_again(x, t, *asked)
+    loss, factor, residual = fused_loss.forward(x, call)
+    factors = torch.empty(len(call.t), dtype=torch.float64, device="cpu")
+    return _in_shape(rows, loss, call.reduction), residual, factors.copy_(torch.as_tensor(factor))
+
+
+def _loss_shapes(x: Tensor, t: Tensor, *asked: Any) -> tuple[Tensor, Tensor, Tensor]:
+    check_not_onnx()
+    rows = traced.Asked(x, *asked[:-5]).rows
+    loss = x.new_empty(rows.leading if _Asked(*asked[-5:]).reduction == "none" else ())
+    residual = x.new_empty(fused.rows_last(x, rows.dim).shape)
+    return loss, residual, x.new_empty(x.numel() // rows.n, dtype=torch.float64)
+
+
+def _save_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, t, k, lam, *ctx.rest, weight = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, t, k, lam, weight, *output[1:])
+
+
+def _loss_derivative(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    x, t, k, lam, weight, residual, factor = ctx.saved_tensors
+    dim = ctx.rest[2]
+    if g is None:
+        dx = None
+    elif torch.is_grad_enabled():
+        rows, call = _asked_again(x, t, k, lam, *ctx.rest, weight)
+        dx = _loss_backward(residual + fused_loss.moving(rows, call), factor, g, dim)
+    else:
+        dx = torch.ops.sparsetopk.topk_loss_backward(residual, factor, g, dim)
+    return dx, *[None] * 14
+
+
+def _loss_backward(residual: Tensor, factor: Tensor, g: Tensor, dim: int) -> Tensor:
+    g = g.reshape(-1) if g.ndim else g
+    return fused_loss.backward(Rows("logits", residual, dim), residual, factor, g)
+
+
+def _loss_backward_shapes(residual: Tensor, factor: Tensor, g: Tensor, dim: int) -> Tensor:
+    return fused.restore(Rows("logits", residual, dim), torch.empty_like(residual))
+
+
+_library.impl("topk_loss", _loss, "CPU")
+_library.impl("topk_loss", _loss_shapes, "Meta")
+_library.impl("topk_loss_backward", _loss_backward, "CPU")
+_library.impl("topk_loss_backward", _loss_backward_shapes, "Meta")
+torch.library.register_autograd(
+    "sparsetopk::topk_loss", _loss_derivative, setup_context=_save_loss, lib=_library
+)

@@ -21,6 +21,7 @@ from .._rows.differentiable import Live
 from .._rows.namespace import LOOKS_ALWAYS, LOOKS_NEVER
 from .._solvers import ops
 from .._solvers.vectorized import row_sum, split
+from .._triton import selection as on_gpu
 from .operators import topk_mag, topk_mask
 
 if TYPE_CHECKING:
@@ -112,6 +113,16 @@ def topk_select(
     tensor([0, 2, 3])
     """
     _check_magnitude(magnitude, two_sided)
+    operator = Operator(_op(magnitude, two_sided), check_exponent(p), magnitude)
+    if group is None and not hasattr(x, "placements"):
+        rows = Rows.of("x", x, dim)
+        if on_gpu.takes(rows, operator):
+            check_k_and_lam(rows, k, lam)
+            capacity = check_capacity(capacity, k, rows.n)
+            if straight_through:
+                _check_slots(rows, k, capacity)
+            found = on_gpu.evaluate(rows, k, lam, operator, capacity, straight_through)
+            return StraightThroughSelection(*found) if straight_through else Selection(*found[:3])
     if magnitude:
         y = topk_mag(x, k, lam, p=p, dim=dim, group=group)
     else:
@@ -129,9 +140,7 @@ def _straight_through(
 ) -> StraightThroughSelection:
     """Slots of the hard mask, or of x times it, with the derivative of y."""
     rows = Rows.of("y", y, dim)
-    readable = not isinstance(k, Tensor) or is_plain(k)
-    if readable and y.numel():
-        check_slots(capacity, float(k.max() if isinstance(k, Tensor) else k), rows.n)
+    readable = _check_slots(rows, k, capacity)
     key = hard_first(LOOKS_NEVER, hard, y.detach())
     slots = select_slots(rows.tangent(key), capacity)
     selected = rows.tangent(hard).gather(-1, slots) > 0
@@ -143,33 +152,38 @@ def _straight_through(
     value = torch.where(selected, value, 0.0).to(y.dtype) + (live - live.detach())
     if not readable and capacity < rows.n:  # a k that is bad makes its row NaN
         value = torch.where(rows.per_row(k) > capacity, torch.nan, value)
-    dropped = rows.restore_scalars(_dropped(rows.data, slots))
+    dropped = rows.restore_scalars(traced.dropped(rows.data, slots))
     return StraightThroughSelection(
         rows.unflatten(value), indices, dropped, rows.unflatten(selected)
     )
 
 
+def _check_slots(rows: Rows, k: Number, capacity: int) -> bool:
+    """``check_slots`` where k can be read; whether it can."""
+    readable = not isinstance(k, Tensor) or is_plain(k)
+    if readable and rows.x.numel():
+        check_slots(capacity, float(k.detach().max() if isinstance(k, Tensor) else k), rows.n)
+    return readable
+
+
 def in_slots(y: Tensor, capacity: int, dim: int = -1) -> Selection:
     """The entries of y with the largest magnitudes, with their derivative."""
     rows = Rows.of("y", y, dim)
+    if _in_graph(y):
+        return Selection(*traced.slots(y, capacity, rows.dim))
     slots = select_slots(rows.data.detach(), capacity)
     indices = rows.unflatten(slots)
-    dropped = _dropped(rows.data, slots)
+    dropped = traced.dropped(rows.data, slots)
     return Selection(y.gather(dim, indices), indices, rows.restore_scalars(dropped))
-
-
-def _dropped(y: Tensor, slots: Tensor) -> Tensor:
-    """The sum of the magnitudes that are in no slot, (m, 1); NaN for a row that is."""
-    kept = y.gather(-1, slots)
-    if is_plain(y) and y.detach().count_nonzero() == kept.detach().count_nonzero():
-        return kept.clamp(0, 0).abs().sum(dim=-1, keepdim=True)  # 0 with a derivative of 0, or NaN
-    rest = y.scatter(-1, slots, 0.0).abs().sum(dim=-1, keepdim=True)
-    return torch.where(kept.detach().isnan().any(dim=-1, keepdim=True), torch.nan, rest)
 
 
 def _check_magnitude(magnitude: bool, two_sided: bool) -> None:
     if magnitude and two_sided:
         raise ValueError("two_sided must be False when magnitude=True, got True")
+
+
+def _op(magnitude: bool, two_sided: bool) -> int:
+    return MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK
 
 
 def check_capacity(capacity: int | None, k: Number, n: int) -> int:
@@ -182,6 +196,11 @@ def check_capacity(capacity: int | None, k: Number, n: int) -> int:
     return default_capacity(float(k), n)
 
 
+def _in_graph(y: Tensor) -> bool:
+    """Whether a graph is made, to run here, that may call the kernels."""
+    return native is not None and y.numel() > 0 and traced.takes(y) and not hard.is_leaving()
+
+
 def select_slots(y: Tensor, capacity: int) -> Tensor:
     """The indices (m, capacity) of the entries of each row with the largest magnitudes, in order.
 
@@ -189,9 +208,11 @@ def select_slots(y: Tensor, capacity: int) -> Tensor:
     """
     if y.numel() == 0:
         return y.new_zeros((y.shape[0], capacity), dtype=torch.int64)
+    if on_gpu.takes_slots(y):
+        return on_gpu.slots(y, capacity)
     if native is not None and is_plain(y):
         return kernels.select(y.contiguous(), capacity)
-    if native is not None and traced.takes(y) and not hard.is_leaving():
+    if _in_graph(y):
         return traced.select(y, capacity)
     size = y.abs().nan_to_num(0.0)
     boundary = size.topk(capacity, sorted=False).values.amin(dim=-1, keepdim=True)
@@ -241,8 +262,8 @@ def choose_lam(
     k_rows = rows.per_row(k)
     if x.numel() == 0:
         return rows.unflatten(torch.ones_like(k_rows))
-    op = MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK
-    lam = _choose(rows, k_rows, None if isinstance(k, Tensor) else k, Operator(op, e), fractional)
+    operator = Operator(_op(magnitude, two_sided), e)
+    lam = _choose(rows, k_rows, None if isinstance(k, Tensor) else k, operator, fractional)
     bad = ~rows.data.isfinite() if magnitude else rows.data.isnan()
     invalid = (row_sum(bad) > 0) | ~((k_rows >= 0) & (k_rows <= rows.n))
     return rows.unflatten(torch.where(invalid, torch.nan, lam))
