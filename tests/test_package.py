@@ -143,10 +143,14 @@ def test_demo_draws_the_picture_and_prints_the_tables(tmp_path, capsys, monkeypa
     monkeypatch.setattr(demo, "train_all", lambda: train_all(epochs=2))
     assert cli.main(["demo", "--out", str(tmp_path / "new")]) == 0
     assert (tmp_path / "new" / "demo.png").stat().st_size > 10_000
+    text = capsys.readouterr().out
     masks, networks = (
         {line.split("  ")[0]: [c.strip() for c in line.split("  ") if c] for line in lines}
-        for lines in (t.splitlines() for t in capsys.readouterr().out.split("A network"))
+        for lines in (
+            t.splitlines() for t in (text.split("An indexer")[0], text.split("A network")[1])
+        )
     )
+    assert "needles found" in text
     # mask, exactly 0 or 1, jump of y, jump of slope on Fig. 1 and at saturation
     assert float(masks["hard"][2]) == 1
     assert float(masks["p = 2"][3]) == 0.5

@@ -140,9 +140,9 @@ def parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_info)
     demo = commands.add_parser(
         "demo",
-        help="prune a network on handwritten digits, draw Fig. 1 of the paper",
-        description="Train a small network with a tenth of its weights on handwritten digits, draw "
-        "Fig. 1 of the paper beside it, and print a table: about a minute.",
+        help="train an indexer, prune a network on handwritten digits, draw Fig. 1 of the paper",
+        description="Train an indexer that fetches tokens and a small network with a tenth of its "
+        "weights on handwritten digits, draw Fig. 1 of the paper, and print tables: about a minute.",
     )
     _add_out(demo)
     demo.set_defaults(run=_demo)
