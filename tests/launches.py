@@ -39,6 +39,9 @@ _FREE = {
 }
 
 
+_NONE = 2  # the reduction that leaves the losses of the rows as they are: else they are summed
+
+
 class Counting(TorchDispatchMode):
     """Counts what is launched, by name."""
 
@@ -50,6 +53,8 @@ class Counting(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         if name not in _FREE:
             self.counts[name] += 1
+        if name == "rows_value" and args[-1] != _NONE:
+            self.counts["total"] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -74,6 +79,7 @@ def main() -> None:
     """The table of docs/gpu.md: launches forward and backward."""
     import sparsetopk.torch as st
 
+    labels = torch.zeros(64, dtype=torch.int64, device="meta")
     rows: dict[str, Callable[..., Any]] = {
         "topk_mask": lambda x: st.topk_mask(x, 64, 0.1),
         "topk_mask, two-sided, p = 3/2": lambda x: st.topk_mask(x, 64, 0.1, p=1.5, two_sided=True),
@@ -82,7 +88,13 @@ def main() -> None:
         "topk_mag": lambda x: st.topk_mag(x, 64, 0.1),
         "topk_sign": lambda x: st.topk_sign(x, 64, 0.1),
         "topk_select": lambda x: st.topk_select(x, 64, 0.1)[0],
+        "topk_select, straight through": lambda x: st.topk_select(
+            x, 64, 0.1, straight_through=True
+        )[0],
         "topk_value": lambda x: st.topk_value(x, 64, 0.1),
+        'topk_loss, reduction="none"': lambda x: st.topk_loss(x, labels, 5, reduction="none"),
+        "topk_loss": lambda x: st.topk_loss(x, labels, 5),
+        'topk_loss, completion="best"': lambda x: st.topk_loss(x, labels, 5, completion="best"),
     }
     print("| 64 rows of 4096, float32 | forward | backward |\n|---|---|---|")
     for name, f in rows.items():

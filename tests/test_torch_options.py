@@ -172,7 +172,11 @@ def test_learned_numbers_are_taken_within_their_range(k):
         (lambda x: st.topk_mask(x, 3, dim=(0, 0)), ValueError, "each of them once"),
         (lambda x: st.topk_mask(x, 3, dim=()), ValueError, "each of them once"),
         (lambda x: st.topk_mask(x, 3, dim=(0, 2)), ValueError, r"dim must be in \[-2, 2\)"),
-        (lambda x: st.topk_mask(x, 3, dim="x"), TypeError, "dim must be an int, a tuple of ints or None"),
+        (
+            lambda x: st.topk_mask(x, 3, dim="x"),
+            TypeError,
+            "dim must be an int, a tuple of ints or None",
+        ),
         (
             lambda x: st.topk_mask(x, torch.ones(4, 1), dim=None),
             ValueError,

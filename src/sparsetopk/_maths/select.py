@@ -108,9 +108,10 @@ def _scale(xp: Any, window: Window, operator: Operator) -> Array:
     """
     k = window.k
     s = xp.astype(window.s, k.frac.dtype)
-    limit, least = float(xp.finfo(s.dtype).max), least_lam(xp, s.dtype)
-    s = xp.clip(s, -limit, limit)
-    distance = s[..., :1] / 2 - s[..., -1:] / 2
+    least, finite = least_lam(xp, s.dtype), xp.isfinite(s)  # padding is at no distance
+    ends = (xp.largest(xp.where(finite, v, -xp.inf)) for v in (s, -s))
+    high, minus_low = (xp.where(xp.isfinite(end), end, 0.0) for end in ends)
+    distance = high / 2 + minus_low / 2
     if operator.op == MAGNITUDE:
         at = xp.clip(k.whole + (k.frac > 0) - 1, 0, s.shape[-1] - 1)
         g = xp.take_along_axis(s, at, axis=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from .._checks import check_positive_int
 from ._functions.operators import topk_mask, topk_sign
-from ._rows.arguments import Number, entries
+from ._rows.arguments import Number, entries, is_plain
 from ._spread.groups import check_group
 
 if TYPE_CHECKING:
@@ -147,6 +148,9 @@ def _short(value: Number | RunningLam) -> str:
     return f"{type(value).__name__}{tuple(value.shape)}"
 
 
+_FEW = 8  # rows, of which it may be chance that none competes
+
+
 class HardenedModule(Module):
     """A module that may be hard in evaluation mode."""
 
@@ -155,6 +159,7 @@ class HardenedModule(Module):
     ) -> None:
         super().__init__(k, lam, **options)
         self.hard_eval = hard_eval
+        self._looked = False
 
     @property
     def current_lam(self) -> Number:
@@ -169,6 +174,29 @@ class HardenedModule(Module):
             with torch.no_grad():
                 self.lam.observe(competing(), rows)
 
+    def look(self, competing: Callable[[], Tensor], rows: int, *, of_all: bool = True) -> None:
+        """Warn in the first training step if lam is so small that no entry competes, or so large that
+        all do, where the flags are ``of_all`` entries."""
+        if torch.compiler.is_compiling() or self._looked or not self.training or rows < _FEW:
+            return
+        if isinstance(self.lam, RunningLam):  # it finds its way
+            return
+        lam = self.current_lam
+        with torch.no_grad():
+            seen = competing()
+            if not is_plain(seen, lam) or not bool(torch.as_tensor(lam).min() > 0):
+                return
+            self._looked = True
+            share = seen.double().mean().item()
+        if share == 0 or (share == 1 and of_all):
+            advice = "it is hard in effect: take a larger" if share == 0 else "take a smaller"
+            which = "no entry competes" if share == 0 else "all entries compete"
+            warnings.warn(
+                f"{type(self).__name__}: {which} in {rows} rows with lam={_short(lam)}; {advice} lam, "
+                "choose_lam, or a RunningLam",
+                stacklevel=4,
+            )
+
     def extra_repr(self) -> str:
         return super().extra_repr() + (", hard_eval=True" if self.hard_eval else "")
 
@@ -182,8 +210,6 @@ class Operator(HardenedModule):
         n = entries(x, self.options["dim"])
         lam, k = self.current_lam, self.within(n) if k is None else k
         y = operator(x, k, lam, **self.options)
-        if not isinstance(self.lam, RunningLam):
-            return y
 
         def competing() -> Tensor:
             """Neither 0 nor whole, as the relaxed operator has it."""
@@ -195,5 +221,7 @@ class Operator(HardenedModule):
                 seen = operator(x.detach(), k, lam, **{**self.options, "straight_through": False})
             return (seen != 0) & (seen.abs() != whole)
 
-        self.watch(competing, x.numel() // max(n, 1))
+        rows = x.numel() // max(n, 1)
+        self.look(competing, rows)
+        self.watch(competing, rows)
         return y

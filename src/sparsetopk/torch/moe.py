@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from .._checks import check_choice
 from .._maths.select import default_capacity
 from ._functions.operators import topk_mask
-from ._functions.selection import check_capacity, in_slots, select_slots
+from ._functions.selection import check_capacity, select_slots, topk_select
 from ._modules import HardenedModule, RunningLam
 from ._private import current_backward
 from ._rows.arguments import Number, check_float_tensor, show
@@ -144,8 +144,9 @@ def expert_choice(
     if capacity is None and not isinstance(lam, Tensor) and lam == 0 and not isinstance(k, Tensor):
         capacity = min(n, max(1, math.ceil(k)))
     scores, gates = scores.mT.contiguous(), gates.mT
-    y = topk_mask(scores, k, lam, p=p, two_sided=two_sided, group=group)
-    selected, tokens, dropped = in_slots(y, check_capacity(capacity, k, n))
+    selected, tokens, dropped = topk_select(
+        scores, k, lam, p=p, two_sided=two_sided, capacity=capacity, group=group
+    )
     weights = selected * gates.gather(-1, tokens)
     if normalize:
         weights = _normalized(weights, tokens, n)

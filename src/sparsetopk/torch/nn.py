@@ -119,7 +119,7 @@ class TopKSelect(HardenedModule):
     """``topk_select`` as a module: values, indices and what was dropped, with as many slots in
     ``eval()`` as in ``train()``.
 
-    >>> TopKSelect(2, 0.0, values="x", sorted=True)(torch.tensor([3.0, 1.0, 5.0])).values
+    >>> TopKSelect(2, 0.0, values="x", sorted=True)(Tensor([3.0, 1.0, 5.0])).values
     tensor([5., 3.])
     """
 

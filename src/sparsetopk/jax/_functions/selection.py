@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ..._checks import check_exponent, check_magnitude, check_positive_int
+from ..._checks import check_axes, check_exponent, check_magnitude, check_positive_int
 from ..._maths import select
 from ..._maths.operator import MAGNITUDE, MASK, TWO_SIDED, Count, Operator
 from ..._maths.response import Relaxed
@@ -131,13 +131,15 @@ def topk_select(
     if axis is None:
         x, where, k, lam = flat(jnp, x, where, k, lam)
         axis = 0
+    check_axes("x", np.shape(x), axis, many=False)
     mask = partial(topk_mask, axis=axis, where=where, axis_name=axis_name, largest=largest)
     if magnitude:
         y = topk_mag(x, k, lam, p=p, axis=axis, where=where, axis_name=axis_name)
     else:
         y = mask(x, k, lam, p=p, two_sided=two_sided)
     rows = Rows.of("y", y, axis)
-    capacity = _capacity(capacity, k, rows.n)
+    hard_rows = isinstance(lam, (int, float)) and lam == 0
+    capacity = _capacity(capacity, k, rows.n, hard_rows)
     if not straight_through:
         return _select(y, rows.axis, capacity)
     if not isinstance(k, jax.core.Tracer) and np.size(k):
@@ -147,12 +149,12 @@ def topk_select(
     return _select_straight(y, hard, x * hard if magnitude else hard, exact(k), rows.axis, capacity)
 
 
-def _capacity(capacity: int | None, k: Number, n: int) -> int:
+def _capacity(capacity: int | None, k: Number, n: int, hard: bool) -> int:
     if capacity is not None:
         return check_positive_int("capacity", capacity, at_most=n) if n else capacity
     if isinstance(k, (Array, np.ndarray)):
         raise ValueError(f"capacity must be given when k is an array, got k of shape {k.shape}")
-    return default_capacity(float(k), n)
+    return default_capacity(float(k), n, hard)
 
 
 def _places(*at: Any) -> Any:

@@ -244,10 +244,11 @@ def permutahedron_value(
 
 
 def _rho(rows: Rows, descending: bool = True) -> Tensor:
-    """(n, ..., 1), or (1, ..., n), as (1, n); not in the dtype of x: float16 has no 2049."""
-    dtype, device = compute_dtype(rows.x), rows.x.device
-    up = torch.arange(1, rows.n + 1, dtype=dtype, device=device).reshape(1, -1)
-    return up.flip(-1) if descending else up
+    """(n, ..., 1), or (1, ..., n), as (1, n), in a dtype that has these numbers: float16 has no 2049."""
+    dtype = torch.float32 if rows.n < 1 << 24 else compute_dtype(rows.x)
+    dtype = torch.promote_types(rows.x.dtype, dtype)
+    first, last, step = (rows.n, 0, -1) if descending else (1, rows.n + 1, 1)
+    return torch.arange(first, last, step, dtype=dtype, device=rows.x.device).reshape(1, -1)
 
 
 @over_dims

@@ -30,6 +30,7 @@ from .._rows.namespace import LOOKS_ALWAYS, LOOKS_NEVER
 from .._rows.product import times
 from .._solvers import ops
 from .._solvers.vectorized import row_sum, split
+from .._triton import selection as on_gpu
 from .operators import topk_mag, topk_mask
 
 if TYPE_CHECKING:
@@ -135,13 +136,22 @@ def topk_select(
     >>> selection.indices
     tensor([0, 2, 3])
     """
-    _check_magnitude(magnitude, two_sided)
+    _check_magnitude(magnitude, two_sided, largest)
     check_choice("values", values, ("mask", "x"))
-    if magnitude and not largest:
-        raise ValueError("largest must be True when magnitude=True, got False")
     if straight_through and sorted:
         raise ValueError("sorted must be False when straight_through=True, got True")
     options: Any = {"dim": dim, "group": group}
+    operator = Operator(_op(magnitude, two_sided), check_exponent(p), magnitude)
+    plain = largest and values == "mask" and not sorted
+    if plain and group is None and not hasattr(x, "placements"):
+        rows = Rows.of("x", x, dim)
+        if on_gpu.takes(rows, operator):
+            check_k_and_lam(rows, k, lam)
+            capacity = check_capacity(capacity, k, rows.n, is_hard(lam))
+            if straight_through:
+                _check_slots(rows, k, capacity)
+            slots = on_gpu.evaluate(rows, k, lam, operator, capacity, straight_through)
+            return StraightThroughSelection(*slots) if straight_through else Selection(*slots[:3])
     if magnitude:
         y = topk_mag(x, k, lam, p=p, **options)
     else:
@@ -162,8 +172,8 @@ def topk_select(
         taken = y.detach().gather(dim, found.indices) != 0
         by = torch.where(taken, by.detach(), -torch.inf)
         order = by.argsort(dim=dim, descending=True, stable=True)
-        slots = [v.gather(dim, order) for v in (found.values, found.indices)]
-        found = Selection(slots[0], slots[1], found.dropped)
+        in_order = [v.gather(dim, order) for v in (found.values, found.indices)]
+        found = Selection(in_order[0], in_order[1], found.dropped)
     return found
 
 
@@ -172,9 +182,7 @@ def _straight_through(
 ) -> StraightThroughSelection:
     """Slots of the hard mask, or of x times it, with the derivative of y."""
     rows = Rows.of("y", y, dim)
-    readable = not isinstance(k, Tensor) or is_plain(k)
-    if readable and y.numel():
-        check_slots(capacity, float(k.max() if isinstance(k, Tensor) else k), rows.n)
+    readable = _check_slots(rows, k, capacity)
     key = hard_first(LOOKS_NEVER, hard, y.detach())
     slots = select_slots(rows.tangent(key), capacity)
     selected = rows.tangent(hard).gather(-1, slots) > 0
@@ -192,6 +200,14 @@ def _straight_through(
     )
 
 
+def _check_slots(rows: Rows, k: Number, capacity: int) -> bool:
+    """``check_slots`` where k can be read; whether it can."""
+    readable = not isinstance(k, Tensor) or is_plain(k)
+    if readable and rows.x.numel():
+        check_slots(capacity, float(k.detach().max() if isinstance(k, Tensor) else k), rows.n)
+    return readable
+
+
 def in_slots(y: Tensor, capacity: int, dim: int = -1) -> Selection:
     """The entries of y with the largest magnitudes, with their derivative."""
     rows = Rows.of("y", y, dim)
@@ -203,9 +219,15 @@ def in_slots(y: Tensor, capacity: int, dim: int = -1) -> Selection:
     return Selection(y.gather(dim, indices), indices, rows.restore_scalars(dropped))
 
 
-def _check_magnitude(magnitude: bool, two_sided: bool) -> None:
+def _check_magnitude(magnitude: bool, two_sided: bool, largest: bool) -> None:
+    if magnitude and not largest:
+        raise ValueError("largest must be True when magnitude=True, got False")
     if magnitude and two_sided:
         raise ValueError("two_sided must be False when magnitude=True, got True")
+
+
+def _op(magnitude: bool, two_sided: bool) -> int:
+    return MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK
 
 
 def is_hard(lam: Number) -> bool:
@@ -235,6 +257,8 @@ def select_slots(y: Tensor, capacity: int) -> Tensor:
     """
     if y.numel() == 0:
         return y.new_zeros((y.shape[0], capacity), dtype=torch.int64)
+    if on_gpu.takes_slots(y):
+        return on_gpu.slots(y, capacity)
     if native is not None and is_plain(y):
         return kernels.select(y.contiguous(), capacity)
     if _in_graph(y):
@@ -264,6 +288,7 @@ def choose_lam(
     p: float = 2.0,
     two_sided: bool = False,
     magnitude: bool = False,
+    largest: bool = True,
     dim: Dim = -1,
 ) -> Tensor:
     """The smallest lam, per row, that leaves at least ``fractional`` entries between 0 and 1.
@@ -280,16 +305,17 @@ def choose_lam(
     >>> int(((y > 0) & (y < 1)).sum())
     8
     """
-    _check_magnitude(magnitude, two_sided)
-    rows, e = Rows.of("x", x.detach() if isinstance(x, Tensor) else x, dim), check_exponent(p)
+    _check_magnitude(magnitude, two_sided, largest)
+    x = x.detach() if isinstance(x, Tensor) else x
+    rows, e = Rows.of("x", x if largest else -x, dim), check_exponent(p)
     k = k.detach() if isinstance(k, Tensor) else k
     check_k_and_lam(rows, k, 1.0)
     fractional = min(check_positive_int("fractional", fractional), rows.n)
     k_rows = rows.per_row(k)
     if x.numel() == 0:
         return rows.unflatten(torch.ones_like(k_rows))
-    op = MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK
-    lam = _choose(rows, k_rows, None if isinstance(k, Tensor) else k, Operator(op, e), fractional)
+    operator = Operator(_op(magnitude, two_sided), e)
+    lam = _choose(rows, k_rows, None if isinstance(k, Tensor) else k, operator, fractional)
     bad = ~rows.data.isfinite() if magnitude else rows.data.isnan()
     invalid = (row_sum(bad) > 0) | ~((k_rows >= 0) & (k_rows <= rows.n))
     return rows.unflatten(torch.where(invalid, torch.nan, lam))

@@ -57,6 +57,7 @@ def _cpu(
         address(d, torch.float64, n),
         address(block, torch.int64, n),
         address(paired, torch.int64, n),
+        torch.get_num_threads(),
     )
     return d.to(lam.dtype), block, paired
 
