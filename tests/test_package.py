@@ -20,7 +20,7 @@ from sparsetopk._core import _native as _core
 ROOT = Path(__file__).parent.parent
 OF_FRAMEWORKS = {
     *("nn", "moe", "prune", "baselines", "Selection", "Routing"),
-    *("expert_choice", "token_choice", "topk_mag_multi", "prune_params"),
+    *("expert_choice", "token_choice", "topk_mag_multi", "topk_threshold", "prune_params"),
     *("select_tokens", "topk_attention", "SelectedTokens"),
 }
 CROSS_ENTROPY = ("label_smoothing", "ignore_index", "weight")  # topk_loss has them in torch alone
@@ -53,7 +53,7 @@ def test_public_names_have_the_signature_of_numpy(framework, axis):
         expected = {axis if k == "axis" else k: p.default for k, p in numpys.items()}
         assert ours.get("straight_through", False) is False
         assert ours.get("axis_name") is None is ours.get("group")
-        own = {"straight_through", "axis_name", "group"}
+        own = {"straight_through", "axis_name", "group", "where", "values", "sorted"}
         if name == "topk_loss":
             own |= {axis, *CROSS_ENTROPY}
         ours, expected = ({k: v for k, v in of.items() if k not in own} for of in (ours, expected))

@@ -91,6 +91,13 @@ def _tasks(arguments: argparse.Namespace) -> None:
         print(page.text(training.run(name, options)))
 
 
+def _bench(arguments: argparse.Namespace) -> None:
+    from .torch import _bench as bench
+
+    if not bench.run(_device(arguments.device), arguments.json):
+        raise ExperimentError("what was computed is not what it must be: see the first table")
+
+
 def _device(name: str) -> str:
     import torch
 
@@ -139,6 +146,17 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_out(demo)
     demo.set_defaults(run=_demo)
+    bench = commands.add_parser(
+        "bench",
+        help="check the operators on a device, and time them there",
+        description="Compare values and derivatives on a device with those of the compiled core in "
+        "float64, then time the operators beside torch.topk, torch.compile and a copy.",
+    )
+    bench.add_argument(
+        "--device", default="auto", help="e.g. cuda, mps, cpu (default: what is there)"
+    )
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
+    bench.set_defaults(run=_bench)
     _add_reproduce(commands)
     _add_tasks(commands)
     report = commands.add_parser(
