@@ -22,6 +22,7 @@ def interpreted(monkeypatch):
     """CPU tensors take the kernels, many rows in a program; NumPy does not warn of what they may do."""
     monkeypatch.setattr(state, "is_served", lambda x: x.is_cpu)
     monkeypatch.setattr(launch, "_ENTRIES", 1 << 16)
+    monkeypatch.setattr(launch, "_LANES", 1 << 10)
     with np.errstate(all="ignore"):
         yield
 
