@@ -16,11 +16,18 @@ import torch
 
 from sparsetopk.torch._triton import launch, state
 
+DEVICE = os.environ["SPARSETOPK_DEVICE"]
+on_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="looks at the kernels on CPU tensors")
+
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch):
-    """CPU tensors take the kernels, many rows in a program; NumPy does not warn of what they may do."""
-    monkeypatch.setattr(state, "is_served", lambda x: x.is_cpu)
+    """Tensors on the device take the kernels; on the CPU, where they are interpreted, many rows in a
+    program. NumPy does not warn of what they may do."""
+    monkeypatch.setattr(state, "is_served", lambda x: x.device.type == DEVICE)
+    if DEVICE != "cpu":
+        yield
+        return
     monkeypatch.setattr(launch, "_ENTRIES", 1 << 16)
     monkeypatch.setattr(launch, "_LANES", 1 << 10)
     with np.errstate(all="ignore"):
@@ -36,14 +43,14 @@ def by_the_core():
 
 
 def both(f, *inputs, g):
-    """Value and derivatives in all inputs, by the kernels and by the core."""
+    """Value and derivatives in all inputs, by the kernels on the device and by the core."""
 
-    def run():
-        live = [v.clone().requires_grad_() for v in inputs]
+    def run(device="cpu"):
+        live = [v.detach().to(device, copy=True).requires_grad_() for v in inputs]
         y = f(*live)
-        return [y.detach(), *torch.autograd.grad(y, live, g)]
+        return [v.cpu() for v in (y.detach(), *torch.autograd.grad(y, live, g.to(device)))]
 
-    found = run()
+    found = run(DEVICE)
     with by_the_core():
         return found, run()
 

@@ -16,7 +16,7 @@ st = pytest.importorskip("sparsetopk.torch")
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
-from interpreted import assert_near, both, compile_all, interpreted  # noqa: F401
+from interpreted import assert_near, both, compile_all, interpreted, on_cpu  # noqa: F401
 from launches import launches
 from sparsetopk._maths.operator import EXP, MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator
 from sparsetopk.torch._triton import is_long, state
@@ -128,6 +128,7 @@ def test_infinities_padding_and_ties(f, k):
         assert_near(a, b, 1e-5, 10.0)
 
 
+@on_cpu
 @every_function
 def test_a_bad_k_or_lam_makes_its_row_nan(f):
     x = torch.from_numpy(np.random.default_rng(5).normal(size=(8, 12))).float()
@@ -178,6 +179,7 @@ def test_scales_and_shifts(scale, shift, lam):
         assert float((found[0].abs().sum(-1) - want[0].abs().sum(-1)).abs().max()) < 1e-4
 
 
+@on_cpu
 def test_the_state_is_that_of_the_core():
     x = torch.from_numpy(np.random.default_rng(9).normal(size=(50, 60))).float()
     k, lam = torch.full((50, 1), 7.5), torch.full((50, 1), 0.1)
@@ -212,6 +214,7 @@ def test_dimensions(dim):
         assert_near(a, b, 2e-6, 10.0)
 
 
+@on_cpu
 def test_operators_are_registered_as_torch_wants_them():
     x = torch.randn(4, 10, requires_grad=True)
     k, lam = torch.full((4, 1), 2.5, requires_grad=True), torch.full((1, 1), 0.2)
@@ -224,6 +227,7 @@ def test_operators_are_registered_as_torch_wants_them():
     )
 
 
+@on_cpu
 def test_compiles_into_one_operator_each_way():
     graphs = []
 
