@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 OF_FRAMEWORKS = {
     *("nn", "moe", "prune", "baselines", "Selection", "Routing"),
     *("expert_choice", "token_choice", "topk_mag_multi", "topk_threshold", "prune_params"),
+    *("select_tokens", "topk_attention", "SelectedTokens"),
 }
 CROSS_ENTROPY = ("label_smoothing", "ignore_index", "weight")  # topk_loss has them in torch alone
 
