@@ -15,7 +15,6 @@ _SHARED = "SPARSETOPK_TESTS"
 _made = None if _SHARED in os.environ else tempfile.mkdtemp(prefix="sparsetopk-tests-")
 os.environ |= {
     _SHARED: _made or os.environ[_SHARED],
-    "TRITON_INTERPRET": "1",  # which Triton reads when it is imported
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
@@ -29,6 +28,17 @@ except ImportError:
     pass
 else:
     jax.config.update("jax_enable_x64", True)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", help="for tests of the Triton kernels, e.g. cuda")
+
+
+def pytest_configure(config):
+    os.environ["SPARSETOPK_DEVICE"] = device = config.getoption("device")
+    if device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"  # which Triton reads when it is imported
+
 
 # Tests that ask for a number of examples of their own multiply it by THOROUGHNESS.
 settings.register_profile("default", deadline=None, max_examples=100, derandomize=True)
@@ -70,6 +80,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if _is_left_out(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in set(left_out)]
+    groups: dict[object, int] = {}
+    items.sort(key=lambda item: groups.setdefault(_group(item), len(groups)))
+
+
+def _group(item: pytest.Item) -> object:
+    """Tests that share a slow reference stand together, so that one process runs them all."""
+    if not item.path.stem.startswith("test_batches") or not hasattr(item, "callspec"):
+        return item.nodeid
+    return "batches", item.callspec.params.get("kind"), item.callspec.params.get("p")
 
 
 def _is_left_out(item: pytest.Item) -> bool:

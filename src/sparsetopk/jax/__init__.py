@@ -8,6 +8,7 @@ from ._functions.polytope import permutahedron, permutahedron_value, soft_rank, 
 from ._functions.selection import Selection, StraightThroughSelection, choose_lam, topk_select
 from .moe import Routing, expert_choice, token_choice
 from .prune import prune_params, sparsity
+from .selectors import SelectedTokens, select_tokens, topk_attention
 
 __all__ = [
     # relaxed top-k
@@ -35,8 +36,11 @@ __all__ = [
     "sparsity",
     "expert_choice",
     "token_choice",
+    "select_tokens",
+    "topk_attention",
     # results
     "Selection",
     "StraightThroughSelection",
     "Routing",
+    "SelectedTokens",
 ]
