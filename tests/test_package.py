@@ -95,6 +95,8 @@ def modules():
 def test_docstring_examples(name):
     if name.startswith("sparsetopk.torch"):
         pytest.importorskip("torch")
+    if name == "sparsetopk.sklearn":
+        pytest.importorskip("sklearn", minversion="1.6")
     default = contextlib.nullcontext()
     if name.startswith("sparsetopk.jax"):  # other tests turn float64 on
         default = pytest.importorskip("jax").enable_x64(False)
