@@ -4,8 +4,8 @@ Common to all of them:
 
 - ``lam >= 0`` is a number or a tensor that broadcasts against x with length 1 along ``dim``; ``lam = 0``
   is the hard operator. x, w and lam may require gradients.
-- ``p > 1``; ``solver`` is "pav" (on the CPU; other devices go through the host) or "dykstra" (p = 2, on
-  the device of x), with ``solver_options`` as in NumPy.
+- ``p > 1``; ``solver`` is "pav" (on the CPU, and for p = 2 on GPUs with Triton; else it goes through the
+  host) or "dykstra" (p = 2, on the device of x), with ``solver_options`` as in NumPy.
 - The output has the shape, dtype and device of x. An infinite or NaN entry makes its row NaN, but for
   padding (-inf) in ``soft_sort`` and ``soft_rank``; so does a bad lam or w whose value cannot be read at
   once (traced, or on another device than the CPU).
@@ -41,6 +41,7 @@ from .._rows.arguments import (
 from .._rows.isotonic import LiveBlocks, relax
 from .._rows.namespace import LOOKS_ALWAYS as xp
 from .._solvers import dykstra, pav
+from .._triton import isotonic as on_gpu
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,8 @@ def _fused(
     x: Tensor, w: Tensor, lam: Tensor, setting: Setting, dtype: torch.dtype
 ) -> Tensor | None:
     """y of rows by the fused kernels if they can, which is not so for infinite numbers."""
-    if setting.readable and setting.rule is None and setting.phi.name == "identity":
+    fast = setting.readable and setting.rule is None and setting.phi.name == "identity"
+    if fast and not on_gpu.takes(x, setting.phi_number, setting.exponent):
         return fused_isotonic.evaluate(x, w, lam, setting.exponent, _floor(dtype), dtype)
     return None
 
