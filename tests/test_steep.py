@@ -74,3 +74,22 @@ def test_a_long_call_can_be_stopped():
     with pytest.raises(KeyboardInterrupt):  # all of it takes a second or two
         solve(Operator(MASK, 5.0), x, 100 * one, 10 * one)
     assert native.entries_read() < x.size
+
+
+@pytest.mark.parametrize("p", [1.05, 1.2, 2.0, 6.0])
+def test_tangents_are_finite_for_tiny_lam(st, p):
+    """Where t = (x - v)/lam is so large that its powers overflow."""
+    x, k = np.array([[3.0, 2.0, 1.0, 0.5]]), np.array([[2.0]])
+    lam, one = np.array([[1e-17]]), np.ones((1, 1))
+    for name in ("topk_mask", "topk_sign", "topk_mag"):
+        dy = getattr(st, name + "_jvp")(x, k, lam, dx=np.ones_like(x), dk=one, dlam=one, p=p)
+        want = [[1.0, 1.0, 0.0, 0.0]] if name == "topk_mag" else np.zeros_like(x)
+        np.testing.assert_array_equal(dy, want)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
+def test_magnitudes_keep_their_digits_for_tiny_lam(st, scale):
+    """The block is as wide as lam v: what is found in units of lam is not near enough."""
+    x = scale * np.array([2500.0, -0.8])
+    found = st.topk_mag(x, 1.5, 1e-23)
+    np.testing.assert_allclose(found, x * [1.0, 0.5], rtol=1e-12)

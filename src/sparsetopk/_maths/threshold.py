@@ -298,9 +298,15 @@ class _Problem(NamedTuple):
         return xp.while_loop(lambda at: ~at.near, step, first, limit)
 
     def _narrow(self, lo: Array, hi: Array) -> Array:
-        """Whether every float in [lo, hi] is of the threshold's size, and within a few lam of it."""
-        narrow = hi - lo <= 2.0 * self.lam
+        """Whether every float in [lo, hi] is of the threshold's size, and as close as its block is wide."""
+        narrow = hi - lo <= 2.0 * self._reach(hi)
         return narrow & (hi <= 16.0 * lo) if self._even else narrow
+
+    def _reach(self, v: Array) -> Array:
+        """How far over a threshold near v entries are selected whole: lam, but for magnitudes."""
+        if self.operator.op != MAGNITUDE:
+            return self.lam
+        return self.lam * self._alone(self.xp.clip(v, 0.0, None))
 
     def _alone(self, a: Array) -> Array:
         xp = self.xp
@@ -365,7 +371,7 @@ class _Problem(NamedTuple):
         wider = 1.0 + 4.0 * float(xp.finfo(pivot.dtype).eps)
         lo, hi = ((pivot - end) * wider / lam for end in (at.hi, at.lo))
         _, adjacent = _between(xp, at.lo, at.hi)
-        apart = adjacent & (at.hi - at.lo >= 2.0 * lam)
+        apart = adjacent & (at.hi - at.lo >= 2.0 * self._reach(at.hi))
         at_lo = xp.zeros_like(apart)
         if self.operator.op == TWO_SIDED:
             at_lo = apart & (self.k.whole >= self.sums(lambda a: [a >= at.hi])[0])
@@ -384,6 +390,8 @@ class _Problem(NamedTuple):
         unit = xp.zeros_like(lo)
         if steepest >= 1.0:
             unit = xp.minimum(hi - lo, self._count / self.row.n)
+            if self.operator.op == MAGNITUDE:  # t is no larger than of an entry that stands alone
+                unit = xp.minimum(unit, self._alone(xp.clip(pivot, 0.0, None)))
         return increasing_root(
             xp,
             lambda delta: self.equation(pivot, delta),
