@@ -1,13 +1,14 @@
 # Every target sets up what it needs in .venv: Python 3.11+, a C++17 compiler and git are enough.
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
+SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
+BIN := $(VENV)/$(SCRIPTS)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 WORKERS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-all test-thorough test-oldest test-newest
+.PHONY: help demo test test-slow test-all test-thorough test-oldest test-newest test-pure
 .PHONY: lint bench docs wheel sanitize sanitize-short fuzz mutate notes clean
 
 help: ## list the targets
@@ -37,7 +38,15 @@ test-oldest test-newest: test-%:
 	build/$*/bin/sparsetopk info
 	build/$*/bin/python -m pytest -m 'not slow' -n $(WORKERS) --dist worksteal
 
-mutate: $(VENV)/dev $(VENV)/build ## break the maths and the kernels in twenty ways, and see that the tests notice (an hour)
+PURE := -C wheel.cmake=false -C wheel.py-api=py3
+TABLE := operators derivatives conventions values selection smoothness errors
+
+test-pure: ## test the operators of all front-ends without the compiled core, as installed where none is built
+	$(PYTHON) -m venv build/pure
+	build/pure/$(SCRIPTS)/python -m pip install --quiet --constraint constraints.txt $(PURE) '.[jax,torch]' pytest pytest-xdist hypothesis scipy
+	build/pure/$(SCRIPTS)/python -m pytest -m 'not slow' -n $(WORKERS) --dist worksteal $(TABLE:%=tests/test_%.py)
+
+mutate: $(VENV)/dev $(VENV)/build ## break the maths and the kernels in twenty ways, and see that the tests notice (some minutes)
 	$(BIN)/python tests/mutations.py
 
 lint: $(VENV)/dev ## check style (ruff) and types (mypy, strict)
@@ -57,9 +66,13 @@ docs: $(VENV)/docs ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-wheel: $(VENV)/build ## build sdist and wheel, and run the quick tests on each, installed in a clean environment
+wheel: $(VENV)/build ## build sdist and wheels, audit them, and run the quick tests on each, installed in a clean environment
 	rm -rf dist
 	$(BIN)/python -m build --sdist --wheel --outdir dist .
+	$(BIN)/python -m build --wheel $(PURE) --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m abi3audit --strict --verbose dist/*-abi3-*.whl
+	$(if $(filter Linux,$(shell uname)),$(BIN)/python -m auditwheel show dist/*-abi3-*.whl)
 	$(BIN)/python tests/packages.py dist build/installed
 
 SANITIZERS ?= address,undefined,float-cast-overflow
@@ -96,7 +109,7 @@ $(VENV)/python:
 
 # Tools that the others bring in only while they build.
 $(VENV)/build: constraints.txt | $(VENV)/python
-	$(PIP) build cmake ninja
+	$(PIP) build cmake ninja twine abi3audit auditwheel
 	touch $@
 
 # An editable install, which compiles the core; then extras add what they need beside it. The file of the same name

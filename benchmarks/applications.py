@@ -29,11 +29,11 @@ def losses(seconds: float) -> list[dict[str, Any]]:
         x, t = torch.randn(rows, n, requires_grad=True), torch.randint(n, (rows,))
         contestants: dict[str, Any] = {
             "cross_entropy": torch.nn.CrossEntropyLoss(),
-            "k=3": TopKLoss(3),
-            "k=3, lam=0.1": TopKLoss(3, 0.1),
-            "k=3, p=4/3": TopKLoss(3, p=4 / 3),
-            "k=3, two-sided 3/2": TopKLoss(3, p=1.5, two_sided=True),
-            "k=3, spread": TopKLoss(3, completion="spread"),
+            "k=3": TopKLoss(3, completion=None),
+            "k=3, lam=0.1": TopKLoss(3, 0.1, completion=None),
+            "k=3, p=4/3": TopKLoss(3, p=4 / 3, completion=None),
+            "k=3, two-sided 3/2": TopKLoss(3, p=1.5, two_sided=True, completion=None),
+            "k=3, spread": TopKLoss(3),
             "k=3, best": TopKLoss(3, completion="best"),
         }
         times = best({name: _step(f, x, t) for name, f in contestants.items()}, seconds)

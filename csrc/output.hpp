@@ -328,7 +328,7 @@ struct Block {
     const double left = Kind::kMagnitude ? row.k - sums.whole : is_whole ? ::round(sums.whole) : sums.whole;
     const double curvature = row.kind.second() * left;
     const double total = sums.rho + row.lam * curvature;
-    // In magnitude a block that nothing is left for is one by rounding alone: no entry of it has a derivative.
+    // In magnitude a block that nothing is left for is one by rounding alone: its entries are 0, and stay 0.
     const bool moves = !Kind::kMagnitude || left > 0;
     single &= moves;
     if (!moves) scale = debias = 0;
@@ -338,7 +338,7 @@ struct Block {
     }
     // Where all of the block is selected whole, or nothing of it, it is one by rounding alone.
     dk = left > 0 && left < sums.size ? row.kind.prime(row.v) * mean : 0;
-    dlam = (mean * sums.rho_t - sums.rho_g_t) * scale;
+    dlam = moves ? (mean * sums.rho_t - sums.rho_g_t) / row.lam : 0;
     if (single) {
       const double t = sums.rho > 0 ? sums.rho_t / sums.rho : 0;
       dlam = sums.g * t * (debias - alone);

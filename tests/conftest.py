@@ -70,6 +70,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if _is_left_out(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in set(left_out)]
+    groups: dict[object, int] = {}
+    items.sort(key=lambda item: groups.setdefault(_group(item), len(groups)))
+
+
+def _group(item: pytest.Item) -> object:
+    """Tests that share a slow reference stand together, so that one process runs them all."""
+    if not item.path.stem.startswith("test_batches") or not hasattr(item, "callspec"):
+        return item.nodeid
+    return "batches", item.callspec.params.get("kind"), item.callspec.params.get("p")
 
 
 def _is_left_out(item: pytest.Item) -> bool:

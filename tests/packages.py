@@ -1,5 +1,5 @@
-"""Checks the sdist and the wheel in a folder, and runs the quick tests on each, installed in a clean
-environment and away from the source tree. `make wheel` runs it.
+"""Checks the sdist and the wheels in a folder, and runs the quick tests on sdist and compiled wheel,
+each installed in a clean environment and away from the source tree. `make wheel` runs it.
 
     python packages.py dist work
 """
@@ -21,7 +21,7 @@ IN_SDIST = {
     *("CHANGELOG.md", "CITATION.cff", "CMakeLists.txt", "CONTRIBUTING.md", "LICENSE", "Makefile"),
     *("PKG-INFO", "README.md", "SECURITY.md", "constraints.txt", "constraints-oldest.txt"),
     *("pyproject.toml", ".gitignore"),
-    *("benchmarks", "csrc", "docs", "examples", "src", "tests"),
+    *("benchmarks", "conda", "csrc", "docs", "examples", "src", "tests"),
 }
 FOR_TESTS = ("tests", "docs", "benchmarks", "examples", "README.md", "pyproject.toml")
 # A minute of both front-ends; the other quick tests take minutes more.
@@ -51,10 +51,20 @@ def check_wheel(path: Path) -> None:
         "jax/__init__.py",
     ):
         assert f"sparsetopk/{name}" in names, f"{path.name} lacks {name}"
-    size = path.stat().st_size / 2**20
-    assert size < 3, f"{path.name} has {size:.1f} MiB"
+    size = path.stat().st_size / 1e6
+    assert size < 3, f"{path.name} has {size:.1f} MB"
     odd = [n for n in names if not re.match(r"sparsetopk(-[\d.]+\.dist-info)?/", n) or ".cpp" in n]
     assert not odd, f"{path.name}: {odd}"
+
+
+def check_pure(path: Path, compiled: Path) -> None:
+    """The same files but for the core: for machines that no other wheel fits, as with Windows."""
+    names = [
+        {re.sub(r"-[\d.]+\.dist-info", "", name) for name in zipfile.ZipFile(wheel).namelist()}
+        for wheel in (path, compiled)
+    ]
+    assert names[1] - names[0] == {"sparsetopk/_core/_native.abi3.so"}, names[1] ^ names[0]
+    assert names[0] <= names[1], names[0] - names[1]
 
 
 def run_tests(path: Path, work: Path, requirements: list[str], names: tuple[str, ...]) -> None:
@@ -82,14 +92,16 @@ def run_tests(path: Path, work: Path, requirements: list[str], names: tuple[str,
 
 
 def main(dist: Path, work: Path) -> None:
-    (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
+    (sdist,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*-abi3-*.whl")
+    (pure,) = dist.glob("*-py3-none-any.whl")
     check_sdist(sdist)
     check_wheel(wheel)
+    check_pure(pure, wheel)
     constraints = ["--constraint", str(ROOT / "constraints.txt")]
     for path in (wheel, sdist):
         run_tests(path, work, [*constraints, f"{path.resolve()}[experiments,jax,torch]"], QUICK)
     run_tests(wheel, work, [OLDEST_JAX, f"{wheel.resolve()}[jax]"], ("jax_ffi",))
-    for path in (sdist, wheel):
+    for path in (sdist, wheel, pure):
         print(f"{path}  {path.stat().st_size / 1024:.0f} KiB")
 
 

@@ -32,7 +32,7 @@ BAD = [
     (([["a"]], 1), {}, TypeError, r"x must be an array of dtype .*, got <U1"),
     ((X, 1), {"axis": 2}, ValueError, r"axis must be in \[-2, 2\) for x of shape \(2, 3\), got 2"),
     ((X, 1), {"axis": -3}, ValueError, r"axis must be in \[-2, 2\)"),
-    ((X, 1), {"axis": 0.0}, TypeError, r"axis must be an int, got 0.0"),
+    ((X, 1), {"axis": 0.0}, TypeError, r"axis must be an int.*, got 0.0"),
     ((np.float64(1.0), 1), {}, ValueError, r"x must have at least one axis, got a scalar"),
 ]
 

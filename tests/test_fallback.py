@@ -58,6 +58,17 @@ def test_info_says_that_there_is_no_core():
     assert "kernels    none: computed in NumPy" in run(sys.executable, "-c", code)
 
 
+def test_free_threaded_python_is_told_why_there_is_no_core():
+    code = (
+        "import sys, sysconfig; sys.modules['sparsetopk._core._native'] = None; "
+        "sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1; "
+        "import warnings; warnings.showwarning = lambda text, *_: print(text); "
+        "import sparsetopk"
+    )
+    (line,) = run(sys.executable, "-c", code)
+    assert line.endswith("It is for Python with the GIL, and this is a free-threaded build.")
+
+
 @pytest.mark.slow
 def test_installs_without_a_compiler(tmp_path):
     """In an environment of its own, which takes NumPy and torch from this one."""

@@ -467,8 +467,9 @@ def test_rows_that_are_not_finite(name):
     f = lambda x: OPERATORS[name](st, x, w, 0.5)  # noqa: E731
     y, (dx,) = with_cotangents(f, jnp.ones_like(x), spoilt)
     _, dy = jax.jit(lambda x: jax.jvp(f, (x,), (jnp.ones_like(x),)))(spoilt)
+    spoilt_rows = [1, 2] if name.startswith("soft_") else [1, 2, 3]  # where -inf is padding
     for found in (y, dx, dy):
-        assert np.isnan(found[1:4]).all()
+        assert np.isnan(found[jnp.asarray(spoilt_rows)]).all()
         assert np.isfinite(found[jnp.asarray([0, 4])]).all()
     close(y[0], f(x)[0])
 

@@ -52,7 +52,7 @@ def direct(x, t, k=K, lam=LAM, **options):
 def test_value_and_gradient(path, options):
     x, t = gaussian(20, N).requires_grad_(), classes(20)
     one_hot = torch.nn.functional.one_hot(t, N).to(F64)
-    loss = st.topk_loss(x, t, K, LAM, reduction="none", **options)
+    loss = st.topk_loss(x, t, K, LAM, completion=None, reduction="none", **options)
     torch.testing.assert_close(loss, direct(x, one_hot, **options))
     g = gaussian(20, seed=2)
     gradient = torch.autograd.grad(loss, x, g)[0]
@@ -112,7 +112,7 @@ def test_classes_on_any_dim(path):
     g = gaussian(4, 5, 3, seed=3)
     gradient = torch.autograd.grad(loss, leaf, g)[0]
     torch.testing.assert_close(gradient.movedim(1, -1), torch.autograd.grad(expected, last, g)[0])
-    weights = torch.rand(4, N, 5, 3, dtype=F64)
+    weights = torch.rand(4, N, 5, 3, dtype=F64) * K / N
     torch.testing.assert_close(
         st.topk_loss(x, weights, K, dim=1),
         st.topk_loss(x.movedim(1, -1), weights.movedim(1, -1), K),
@@ -127,13 +127,13 @@ def test_targets_of_every_form(path):
     one_hot = torch.nn.functional.one_hot(t, N)
     expected = direct(x, one_hot)
     for targets in (t, t.to(torch.int32), one_hot.bool(), one_hot.float(), one_hot.to(F64)):
-        loss = st.topk_loss(x, targets, K, LAM, reduction="none")
+        loss = st.topk_loss(x, targets, K, LAM, completion=None, reduction="none")
         torch.testing.assert_close(loss, expected)
     sets = one_hot.bool() | torch.nn.functional.one_hot((t + 2) % N, N).bool()
     soft = torch.rand(10, N, dtype=F64).softmax(dim=-1)
     for targets in (sets, soft, sets.T.contiguous().T):
         leaf = x.clone().requires_grad_()
-        loss = st.topk_loss(leaf, targets, K, LAM, reduction="none")
+        loss = st.topk_loss(leaf, targets, K, LAM, completion=None, reduction="none")
         torch.testing.assert_close(loss, direct(leaf, targets.to(F64)))
         gradient = torch.autograd.grad(loss.sum(), leaf)[0]
         torch.testing.assert_close(gradient, st.topk_mask(x, K, LAM) - targets.to(F64))
@@ -171,7 +171,7 @@ def test_the_mean_is_that_of_cross_entropy():
     t[::4] = -100
     for weight in (None, w):
         # far from any tie both are max(x) - x_t, but for R(1) = lam/2
-        ours = st.topk_loss(x, t, 1, 1e-6, weight=weight) + 0.5e-6
+        ours = st.topk_loss(x, t, 1, 1e-6, weight=weight, completion=None) + 0.5e-6
         theirs = torch.nn.functional.cross_entropy(1e3 * x, t, weight=weight) / 1e3
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
     nothing = torch.full((12,), -100)
@@ -185,7 +185,8 @@ def test_weights_of_soft_targets_are_averages(path):
     t[4] = 0
     row = torch.where(t.sum(-1) > 0, (t @ w) / t.sum(-1).clamp_min(1e-9), 1.0)
     loss = direct(x, t)
-    torch.testing.assert_close(st.topk_loss(x, t, K, LAM, weight=w), (loss * row).sum() / row.sum())
+    found = st.topk_loss(x, t, K, LAM, weight=w, completion=None)
+    torch.testing.assert_close(found, (loss * row).sum() / row.sum())
     t = classes(5)
     torch.testing.assert_close(
         st.topk_loss(x, torch.nn.functional.one_hot(t, N).bool(), K, weight=w),
@@ -253,9 +254,9 @@ def test_zero_where_the_target_is_the_answer(path):
     assert st.topk_loss(x, t, K, LAM, **best) > 0.1
 
 
-def test_default_is_unbounded_below_for_k_above_1(path):
+def test_the_loss_of_the_paper_is_unbounded_below_for_k_above_1(path):
     x, t = gaussian(1, N), torch.tensor([2])
-    losses = [st.topk_loss(x - shift, t, K).item() for shift in (0, 10, 100)]
+    losses = [st.topk_loss(x - shift, t, K, completion=None).item() for shift in (0, 10, 100)]
     assert losses[0] - losses[1] == pytest.approx(10 * (K - 1))
     assert losses[0] - losses[2] == pytest.approx(100 * (K - 1))
     assert st.topk_loss(x - 100, t, 1).item() == pytest.approx(st.topk_loss(x, t, 1).item())
@@ -285,7 +286,7 @@ def test_double_backward_batched_gradients_and_several_backwards():
 def test_gradients_of_targets_weights_k_and_lam():
     x, t = gaussian(4, N), torch.rand(4, N, dtype=F64, requires_grad=True)
     w, k, lam = (torch.tensor(v, dtype=F64, requires_grad=True) for v in ([0.5] * N, 2.5, 0.8))
-    f = lambda t, w, k, lam: st.topk_loss(x, t, k, lam, weight=w)  # noqa: E731
+    f = lambda t, w, k, lam: st.topk_loss(x, t, k, lam, weight=w, completion=None)  # noqa: E731
     assert torch.autograd.gradcheck(f, (t, w, k, lam))
 
 
@@ -375,7 +376,7 @@ def test_labels_are_checked(path, label):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_autocast_is_that_of_cross_entropy(dtype, options):
     x = torch.randn(4, 5, dtype=dtype, requires_grad=True)
-    t = torch.rand(4, 5)
+    t = torch.rand(4, 5) * 2 / 5
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = st.topk_loss(x, t, 2, **options)
         expected = torch.nn.functional.cross_entropy(x.detach(), t.to(dtype))

@@ -277,3 +277,11 @@ def test_straight_through_has_the_relaxed_gradient_in_jax(magnitude):
     np.testing.assert_array_equal(each, found)
     too_many = jax.jit(lambda x, k: st.topk_select(x, k, capacity=11, straight_through=True).values)
     assert np.isnan(too_many(at[0], jax.numpy.asarray(12.0))).all()
+
+
+def test_padding_does_not_set_the_scale_of_lam(st):
+    """Next to the boundary, too: the search must not begin at the largest of floats."""
+    x = np.array([[0.5, 0.2, -1.0, -np.inf, 0.1], [0.5, -np.inf, -np.inf, -np.inf, -np.inf]])
+    lam = st.choose_lam(x, 1, 2)
+    np.testing.assert_allclose(lam[0], st.choose_lam(x[0, [0, 1, 2, 4]], 1, 2), rtol=1e-6)
+    assert 0 < lam[1, 0] < 10

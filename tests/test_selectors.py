@@ -112,6 +112,22 @@ def test_tokens_are_selected_in_order_with_the_relaxed_gradient():
     assert not few.tokens[0].any()
 
 
+@pytest.mark.parametrize("backward_k", [1, 2])
+def test_the_derivative_may_be_that_of_a_smaller_k(backward_k):
+    torch.manual_seed(0)
+    layer = TokenSelector(3, 5, 0.7, capacity=12, backward_k=backward_k).to(F64)
+    x = torch.randn(200, 12, 5, dtype=F64, requires_grad=True)
+    scores = layer.scorer(x).squeeze(-1)
+    hard, relaxed = st.topk_mask(scores.detach(), 3, 0.0), st.topk_mask(scores, backward_k, 0.7)
+    expected = (x * (hard + relaxed - relaxed.detach()).unsqueeze(-1)).sum(1)
+    found = layer(x).tokens.sum(1)
+    torch.testing.assert_close(found, expected)
+    at = [x, *layer.parameters()]
+    pairs = [torch.autograd.grad(v.sin().sum(), at) for v in (found, expected)]
+    for one, other in zip(*pairs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_patches_and_a_running_lam():
     torch.manual_seed(0)
     lam = RunningLam(4.0)
@@ -136,6 +152,11 @@ def _patch(picture, i):
     ("call", "error", "message"),
     [
         (lambda: TokenSelector(0, 4), ValueError, "k must be"),
+        (
+            lambda: TokenSelector(3, 4, backward_k=4),
+            ValueError,
+            r"backward_k must be in \[1, 3\], got 4",
+        ),
         (
             lambda: TokenSelector(3, 4, capacity=2),
             ValueError,

@@ -437,6 +437,14 @@ def test_modules_keep_tensors_and_train_parameters():
     assert module.double().k.dtype == F64
 
 
+def test_counts_keep_their_dtype():
+    layer = st.nn.TopKMask(torch.tensor(257.0), st.nn.RunningLam(8, start=0.1)).bfloat16()
+    assert layer.k.dtype == torch.float32
+    assert layer.k == 257
+    assert layer.lam.log_lam.dtype == torch.float64
+    assert layer.to("meta").k.device.type == "meta"
+
+
 def test_hard_eval():
     x = gaussian(4, 6)
     module = nn.TopKMask(2, 5.0, hard_eval=True)

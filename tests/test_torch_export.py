@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 
 import pytest
@@ -107,6 +108,17 @@ def test_relaxed_operators_in_onnx_say_what_to_do(f, tmp_path):
         in_onnx_runtime(Model(), gaussian(4, 6), tmp_path / "relaxed.onnx")
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("f", [st.topk_mask, st.soft_rank], ids=["mask", "rank"])
+def test_relaxed_operators_in_the_older_onnx_exporter(f):
+    class Model(nn.Module):
+        def forward(self, x):
+            return f(x, 3)
+
+    with pytest.raises(RuntimeError, match=r"lam=0, or hard_eval=True in eval\(\)"):
+        torch.onnx.export(Model(), (gaussian(4, 6),), io.BytesIO(), dynamo=False)
+
+
 LABELS = torch.tensor([1, 2, 3, 0])
 
 
@@ -172,9 +184,11 @@ def test_compiled_graphs_call_the_kernels(f):
         expected, found = gradients(f, (x, k, lam)), gradients(compiled, (x, k, lam))
         torch.testing.assert_close(found, expected)
     if f is operators:
-        assert "sparsetopk.select.default" in recorder.forward
+        assert "sparsetopk.slots.default" in recorder.forward
         assert "sparsetopk.relaxed_backward.default" in recorder.backward
-    assert f"sparsetopk.{'relaxed' if f is operators else 'loss'}.default" in recorder.forward
+    else:  # the whole loss is one operator, whatever the options
+        ours = {name for name in recorder.forward if "sparsetopk" in name}
+        assert ours == {"sparsetopk.topk_loss.default"}
     assert "sparsetopk.threshold.default" not in recorder.forward
 
 
@@ -202,9 +216,14 @@ def test_operators_have_shapes_and_derivatives():
         assert torch.autograd.gradcheck(f, (x, k, lam))
         assert torch.autograd.gradgradcheck(f, (x, k, lam))
     t = torch.tensor([1, 2, 3])
-    asked = (x, t, None, None, 3.0, 0.5, 1, 0, 1.0, False, -100, False)
-    torch.library.opcheck(torch.ops.sparsetopk.loss.default, asked)
-    g = lambda x: torch.ops.sparsetopk.loss(x, *asked[1:])[1]  # noqa: E731
-    assert torch.autograd.gradcheck(g, (x,))
-    assert torch.autograd.gradgradcheck(g, (x,))
+    for completion, reduction in ((None, "mean"), ("spread", "sum"), ("best", "none")):
+        asked = (x, t, None, None, 3.0, 0.5, 1, 0, 1.0, False, completion, reduction, 0.0, 2, None)
+        g = lambda x: torch.ops.sparsetopk.topk_loss(x, *asked[1:])[0]  # noqa: E731, B023
+        assert torch.autograd.gradcheck(g, (x,))
+        assert torch.autograd.gradgradcheck(g, (x,))
+    torch.library.opcheck(torch.ops.sparsetopk.topk_loss.default, asked)
     torch.library.opcheck(torch.ops.sparsetopk.select.default, (x.detach(), 5))
+    torch.library.opcheck(torch.ops.sparsetopk.slots.default, (x, 5, 1))
+    torch.library.opcheck(torch.ops.sparsetopk.slots.default, (x, 2, 0))
+    h = lambda x: torch.ops.sparsetopk.slots(x, 5, 1)[::2]  # noqa: E731
+    assert torch.autograd.gradcheck(h, (x,))

@@ -120,6 +120,53 @@ def test_pruning_under_another_default_device():
     assert all(value.device.type == "cpu" for value in state.values())
 
 
+class Own(torch.Tensor):
+    """A subclass that changes nothing."""
+
+
+@live_call
+def test_subclasses(f):
+    x = gaussian(3, 8)
+    y, dx = value_and_gradient(f, x.as_subclass(Own))
+    expected = value_and_gradient(f, x)
+    torch.testing.assert_close(
+        (y.as_subclass(torch.Tensor), dx.as_subclass(torch.Tensor)), expected
+    )
+
+
+def _in_another_process(x, queue):
+    queue.put([f(x).numpy().tobytes() for f in (CALLS["mask"], CALLS["rank"])])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_shared_tensors_in_other_processes(way):
+    context = torch.multiprocessing.get_context(way)
+    x, queue = gaussian(3, 8).share_memory_(), context.SimpleQueue()
+    process = context.Process(target=_in_another_process, args=(x, queue))
+    process.start()
+    assert queue.get() == [f(x).numpy().tobytes() for f in (CALLS["mask"], CALLS["rank"])]
+    process.join()
+
+
+@call
+def test_deterministic_algorithms_and_dispatch_modes(f):
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+            return f(*args, **(kwargs or {}))
+
+    x = gaussian(3, 8)
+    expected = value_and_gradient(f, x)
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.testing.assert_close(value_and_gradient(f, x), expected)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with Mode():
+        found = value_and_gradient(f, x)
+    torch.testing.assert_close(found, expected)
+
+
 @call
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
 def test_traced_graphs_hold_for_other_inputs(f):

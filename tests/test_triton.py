@@ -23,8 +23,8 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
 from launches import launches
-from sparsetopk._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator
-from sparsetopk.torch._triton import launch, state
+from sparsetopk._maths.operator import EXP, MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator
+from sparsetopk.torch._triton import is_long, launch, state
 
 inf, nan = float("inf"), float("nan")
 
@@ -286,11 +286,16 @@ def test_one_launch_each_way_and_no_read_by_the_host(f, lam):
     assert backward == {"rows_backward": 1}
 
 
-def test_longer_rows_and_other_operators_are_computed_otherwise():
+def test_which_rows_are_long():
     x = torch.empty(2, 16385, device="meta")
-    assert not state.takes(x, 16385, Operator(MASK, 1.0))
-    assert not state.takes(x.double(), 8193, Operator(MASK, 1.0))
-    assert not state.takes(x, 8193, Operator(MASK, 0.5))  # p > 2 is computed in float64
+    assert is_long(x, Operator(MASK, 1.0))
+    assert not is_long(x[:, 1:], Operator(MASK, 1.0))
+    assert is_long(x[:, :8193].double(), Operator(MASK, 1.0))
+    assert is_long(x[:, :8193], Operator(MASK, 0.5))  # p > 2 is computed in float64
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state, "is_served", lambda x: True)
+        assert not state.takes(x, (1 << 30) + 1, Operator(MASK, 1.0))
+        assert not state.takes(x, 16385, Operator(EXP, 1.0))
 
 
 # What is compiled: a name, the architecture and constants of the kernels.

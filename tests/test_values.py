@@ -189,7 +189,7 @@ def test_overflow_is_an_honest_infinity(st):
     selection = st.topk_select(np.array([6e4, 6e4, 1, 2, 3], np.float16), 2, magnitude=True)
     assert selection.dropped == 0
     logits, targets = np.full((2, 3), 6e4, np.float16), np.array([0, 1])
-    assert st.topk_loss(logits, targets, 3, reduction="sum") == np.inf
+    assert st.topk_loss(logits, targets, 3, reduction="sum", completion=None) == np.inf
 
 
 def test_overflow_of_norms_and_jacobians():
@@ -268,14 +268,15 @@ def test_loss_gradient(st, completion, options):
 def test_loss_is_value_minus_inner_product_with_gradient_y_minus_t(st):
     logits, targets = gaussian(4, 6), np.array([0, 5, 2, 2])
     one_hot = np.eye(6)[targets]
-    loss = st.topk_loss(logits, targets, 3, 0.8, reduction="none")
+    paper = {"completion": None, "reduction": "none"}
+    loss = st.topk_loss(logits, targets, 3, 0.8, **paper)
     expected = st.topk_value(logits, 3, 0.8) - np.sum(logits * one_hot, axis=-1)
     np.testing.assert_allclose(loss, expected)
-    np.testing.assert_allclose(st.topk_loss(logits, one_hot, 3, 0.8, reduction="none"), loss)
-    gradient = st.topk_loss_vjp(logits, targets, 3, 0.8, reduction="none")
+    np.testing.assert_allclose(st.topk_loss(logits, one_hot, 3, 0.8, **paper), loss)
+    gradient = st.topk_loss_vjp(logits, targets, 3, 0.8, **paper)
     np.testing.assert_allclose(gradient, st.topk_mask(logits, 3, 0.8) - one_hot)
     # k = 3 and one label: not invariant to a shift, and not bounded
-    shifted = st.topk_loss(logits - 7.0, targets, 3, 0.8, reduction="none")
+    shifted = st.topk_loss(logits - 7.0, targets, 3, 0.8, **paper)
     np.testing.assert_allclose(shifted, loss - 7.0 * 2)
 
 
@@ -308,10 +309,10 @@ def test_best_is_zero_exactly_when_the_labels_are_selected(st):
 def test_spread_is_the_fenchel_young_loss_of_the_filled_target(st):
     logits, t = gaussian(6), np.array([1.0, 0, 0, 1, 0, 0])
     filled = np.array([1.0, 0.25, 0.25, 1, 0.25, 0.25])
-    loss = st.topk_loss(logits, t, 3, 0.8, completion="spread")
+    loss = st.topk_loss(logits, t, 3, 0.8)  # the default
     expected = st.topk_value(logits, 3, 0.8) - logits @ filled + reference.R(filled, 0.8, 2.0)
     np.testing.assert_allclose(loss, expected)
-    gradient = st.topk_loss_vjp(logits, t, 3, 0.8, completion="spread")
+    gradient = st.topk_loss_vjp(logits, t, 3, 0.8)
     np.testing.assert_allclose(gradient, st.topk_mask(logits, 3, 0.8) - filled)
 
 

@@ -22,12 +22,21 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sparsetopk._maths.operator import Operator
-from sparsetopk.torch._triton import backward, forward
+from sparsetopk.torch._triton import backward, forward, launch_long, long, long_backward
 from sparsetopk.torch._triton.launch import Shape
 
 _KERNELS = {"forward": forward.forward_kernel, "backward": backward.backward_kernel}
+_LONG = {
+    "sample": long.sample_kernel,
+    "gather": long.gather_kernel,
+    "solve": long.solve_kernel,
+    "apply": long.apply_kernel,
+    "sums": long_backward.sums_kernel,
+    "spread": long_backward.spread_kernel,
+}
 _TYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
-_OF_X = ("x_ptr", "y_ptr", "g_ptr", "dx_ptr")
+_OF_X = ("x_ptr", "y_ptr", "g_ptr", "dx_ptr", "starts_ptr")
+_POINTERS = {"copied_ptr": "i32", "index_ptr": "i32", "table_ptr": "fp64", "again_ptr": "fp64"}
 # Arguments of a launch with numbers for k and lam > 0, and what a request may replace.
 _CONSTANTS = {
     "K_TENSOR": False,
@@ -42,14 +51,22 @@ _CONSTANTS = {
     "COUNT": False,
     "IN_K": False,
     "IN_LAM": False,
+    "TABLE": False,
+    "AGAIN": False,
+    "G": 1024,
+    "CHUNK": launch_long.CHUNK,
+    "S": 8192,
 }
 
 
 def _source(name: str, n: int, dtype: str, constants: dict[str, Any]) -> tuple[ASTSource, Shape]:
-    kernel, computed = _KERNELS[name], "float64" if dtype == "float64" else "float32"
-    fixed = _CONSTANTS | constants | {"D": getattr(tl, computed)}
+    kernel = (_KERNELS | _LONG)[name]
+    computed = "float64" if dtype == "float64" else "float32"
+    fixed = _CONSTANTS | constants | {"D": getattr(tl, computed), "T": getattr(tl, dtype)}
     operator = Operator(fixed["OP"], fixed["E"], fixed["DEBIAS"])
     shape = Shape.of(n, operator, getattr(torch, computed), mixed=fixed["LAM_TENSOR"])
+    if name in _LONG:
+        shape = Shape(launch_long.CHUNK, 1, launch_long.WARPS[kernel])
     fixed |= {"ROWS": shape.rows, "BLOCK": shape.block}
     fixed = {key: value for key, value in fixed.items() if key in kernel.arg_names}
     signature: dict[str, str] = {}
@@ -57,7 +74,10 @@ def _source(name: str, n: int, dtype: str, constants: dict[str, Any]) -> tuple[A
         if argument in fixed:
             signature[argument] = "constexpr"
         elif argument.endswith("_ptr"):
-            signature[argument] = "*" + _TYPES[dtype if argument in _OF_X else computed]
+            of = _TYPES[dtype if argument in _OF_X else computed]
+            if fixed.get("TABLE") and argument in _OF_X:
+                of = "i64"
+            signature[argument] = "*" + _POINTERS.get(argument, of)
         else:
             signature[argument] = "i64" if argument.endswith("bits") else "i32"
     # A launch sees that pointers and n are divisible by 16.

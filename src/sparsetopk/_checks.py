@@ -8,9 +8,10 @@ from typing import TypeVar
 import numpy as np
 
 from ._maths.operator import EXP, OF_PHI, TWO_SIDED, Operator, exponent
-from ._types import PhiName, Solver, SolverOptions
+from ._types import Axes, Axis, Completion, PhiName, Reduction, Solver, SolverOptions
 
 _Name = TypeVar("_Name", bound=str)
+_AXIS_WORDS = {"axis": "axis", "dim": "dimension"}
 
 
 def show(value: object) -> str:
@@ -33,6 +34,59 @@ def check_exponent(p: float) -> float:
     return exponent(check_p(p))
 
 
+def check_axes(
+    name: str, shape: tuple[int, ...], axis: Axis, many: bool, word: str = "axis"
+) -> Axes:
+    """The axis of an array, counted from the front; of several that make up one row, all of them.
+
+    ``many`` says whether there may be several: None is all of them.
+    """
+    ndim = len(shape)
+    if many and axis is None:
+        axis = tuple(range(ndim))
+    given = axis if many and isinstance(axis, tuple) else (axis,)
+    for i in given:
+        if isinstance(i, bool) or not isinstance(i, (int, np.integer)):
+            kinds = "an int, a tuple of ints or None" if many else "an int"
+            raise TypeError(f"{word} must be {kinds}, got {axis!r}")
+        if not -ndim <= i < ndim:
+            raise ValueError(
+                f"{word} must be in [{-ndim}, {ndim}) for {name} of shape {shape}, got {i}"
+                if ndim
+                else f"{name} must have at least one {_AXIS_WORDS[word]}, got a scalar"
+            )
+    found = tuple(int(i) % ndim for i in given)  # type: ignore[arg-type]
+    if len(set(found)) < len(found):
+        raise ValueError(f"{word} must not name an axis twice, got {axis}")
+    if not found:
+        raise ValueError(
+            f"{word} must name at least one axis, got {axis!r}"
+            if ndim
+            else f"{name} must have at least one {_AXIS_WORDS[word]}, got a scalar"
+        )
+    return found if len(found) > 1 else found[0]
+
+
+def check_flags(name: str, are_booleans: bool, got: str) -> None:
+    if not are_booleans:
+        raise TypeError(f"{name} must be an array of booleans, got {got}")
+
+
+def check_broadcast(name: str, given: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """That an array broadcasts to a shape."""
+    pairs = zip(reversed(given), reversed(shape), strict=False)
+    if len(given) > len(shape) or not all(size in (1, full) for size, full in pairs):
+        raise ValueError(f"{name} must broadcast to the shape of x, {shape}, got shape {given}")
+
+
+def check_magnitude(magnitude: bool, two_sided: bool, largest: bool) -> None:
+    """What goes together with a selection by magnitude."""
+    if magnitude and two_sided:
+        raise ValueError("two_sided must be False when magnitude=True, got True")
+    if magnitude and not largest:
+        raise ValueError("largest must be True when magnitude=True, got False")
+
+
 def check_choice(name: str, value: _Name, choices: Collection[_Name]) -> _Name:
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
@@ -45,6 +99,29 @@ def check_phi(phi: PhiName, two_sided: bool = False) -> int:
     if two_sided and phi != "identity":
         raise ValueError(f"phi must be 'identity' when two_sided=True, got {phi!r}")
     return TWO_SIDED if two_sided else OF_PHI[phi]
+
+
+def check_loss(
+    completion: Completion | None,
+    reduction: Reduction,
+    label_smoothing: float,
+    ignore_index: int,
+) -> None:
+    """The options of ``topk_loss``."""
+    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    if completion is not None:
+        check_choice("completion", completion, ("spread", "best"))
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
+    if label_smoothing and completion == "best":
+        raise ValueError(f"label_smoothing must be 0 with completion='best', got {label_smoothing}")
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
+
+
+def check_class_weights(shape: tuple[int, ...], n: int) -> None:
+    if shape != (n,):
+        raise ValueError(f"weight must have shape ({n},), one number per class, got {shape}")
 
 
 def check_positive_int(name: str, value: object, at_most: int | None = None) -> int:

@@ -15,6 +15,11 @@ Bools = NDArray[np.bool_]
 FloatArray = NDArray[np.floating[Any]]
 """What the front-end returns: the floating dtype of its input."""
 
+Axis = int | tuple[int, ...] | None
+"""The axes that make up one row, in their order; None is all of them."""
+Axes = int | tuple[int, ...]
+"""The same, counted from the front."""
+
 Solver = Literal["threshold", "pav", "dykstra", "bca"]
 IsotonicSolver = Literal["pav", "dykstra", "bca"]
 Completion = Literal["spread", "best"]
@@ -31,6 +36,8 @@ class SolverOptions(TypedDict, total=False):
 __all__ = [
     "Array",
     "ArrayLike",
+    "Axes",
+    "Axis",
     "Bools",
     "Completion",
     "FloatArray",

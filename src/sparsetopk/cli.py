@@ -14,6 +14,7 @@ from . import __version__
 from ._core import native
 from .experiments import EXPERIMENTS
 from .experiments.runs import ExperimentError, Options
+from .experiments.tasks import TASKS
 
 _MOST = 10_000  # seeds or threads
 
@@ -76,6 +77,20 @@ def _reproduce(arguments: argparse.Namespace) -> None:
     print(f"Report: {report.write(arguments.out)}")
 
 
+def _tasks(arguments: argparse.Namespace) -> None:
+    import torch
+
+    from .experiments.tasks import page, training
+
+    torch.set_num_threads(1)  # networks and rows are small, and times compare
+    options = Options(
+        out=arguments.out, full=arguments.full, data=arguments.data_dir, seeds=arguments.seeds
+    )
+    for name in TASKS if arguments.task == "all" else (arguments.task,):
+        print(f"{name}: {TASKS[name]}", file=sys.stderr)
+        print(page.text(training.run(name, options)))
+
+
 def _device(name: str) -> str:
     import torch
 
@@ -125,6 +140,7 @@ def parser() -> argparse.ArgumentParser:
     _add_out(demo)
     demo.set_defaults(run=_demo)
     _add_reproduce(commands)
+    _add_tasks(commands)
     report = commands.add_parser(
         "report",
         help="write one HTML page on the experiments in a directory",
@@ -158,13 +174,37 @@ def _add_reproduce(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     command.add_argument(
         "experiment", nargs="?", default="all", choices=(*EXPERIMENTS, "all"), help="default: all"
     )
+    _add_form(command, "the form of the paper: hours")
+    command.add_argument("--device", default="auto", help="of torch, e.g. cuda (default: auto)")
+    command.add_argument("--threads", type=_count, metavar="N", help="of torch on the CPU")
+    command.set_defaults(run=_reproduce)
+
+
+def _add_tasks(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "tasks",
+        help="compare differentiable top-k operators on small tasks",
+        description="Train with every method on a task, each with the same number of settings, and "
+        "print a table. A run that is interrupted goes on where it was when it is started again.",
+        epilog="tasks:\n" + "\n".join(f"  {name:13}{about}" for name, about in TASKS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument(
+        "task", nargs="?", default="all", choices=(*TASKS, "all"), help="default: all"
+    )
+    _add_form(command, "settings chosen on validation data, five seeds: hours")
+    command.set_defaults(run=_tasks)
+
+
+def _add_form(command: argparse.ArgumentParser, full: str) -> None:
+    """What all commands that run experiments take."""
     form = command.add_mutually_exclusive_group()
     form.add_argument(
         "--quick",
         action="store_true",
         help="a small form of each, a minute or two, on data that ships with scikit-learn (default)",
     )
-    form.add_argument("--full", action="store_true", help="the form of the paper: hours")
+    form.add_argument("--full", action="store_true", help=full)
     command.add_argument(
         "--data-dir",
         type=Path,
@@ -175,9 +215,6 @@ def _add_reproduce(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     command.add_argument(
         "--seeds", type=_count, metavar="N", help="how many (default: what the form asks for)"
     )
-    command.add_argument("--device", default="auto", help="of torch, e.g. cuda (default: auto)")
-    command.add_argument("--threads", type=_count, metavar="N", help="of torch on the CPU")
-    command.set_defaults(run=_reproduce)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -7,6 +7,7 @@ NumPy or in torch operations.
 from __future__ import annotations
 
 import os
+import sysconfig
 import warnings
 from typing import Any, NamedTuple
 
@@ -20,9 +21,12 @@ try:
     from . import _native as native
 except ImportError:
     native = None  # type: ignore[assignment]
+    _remedy = "Install a wheel, or a C++17 compiler and build again."
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        _remedy = "It is for Python with the GIL, and this is a free-threaded build."
     warnings.warn(
         "sparsetopk was installed without its compiled core: everything works, but much slower. "
-        "Install a wheel, or a C++17 compiler and build again.",
+        + _remedy,
         RuntimeWarning,
         stacklevel=2,
     )

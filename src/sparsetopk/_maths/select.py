@@ -30,6 +30,15 @@ def check_slots(capacity: int, k: float, n: int) -> None:
         )
 
 
+def flat(xp: Any, x: Array, where: Array | None, *per_row: Any) -> tuple[Any, ...]:
+    """x and ``where`` as one row, with k and lam as numbers of it."""
+    shape = xp.shape(x)
+    if where is not None:
+        where = xp.broadcast_to(xp.asarray(where), shape).reshape(-1)
+    numbers = (v if xp.ndim(v) == 0 else xp.asarray(v).reshape(-1) for v in per_row)
+    return xp.asarray(x).reshape(-1), where, *numbers
+
+
 def hard_first(xp: Any, hard: Array, y: Array) -> Array:
     """By what entries are given slots: all of the hard selection, then the largest of the others."""
     return xp.where(hard > 0, math.inf, abs(y))
@@ -98,9 +107,10 @@ def _scale(xp: Any, window: Window, operator: Operator) -> Array:
     """
     k = window.k
     s = xp.astype(window.s, k.frac.dtype)
-    limit, least = float(xp.finfo(s.dtype).max), least_lam(xp, s.dtype)
-    s = xp.clip(s, -limit, limit)
-    distance = s[..., :1] / 2 - s[..., -1:] / 2
+    least, finite = least_lam(xp, s.dtype), xp.isfinite(s)  # padding is at no distance
+    ends = (xp.largest(xp.where(finite, v, -xp.inf)) for v in (s, -s))
+    high, minus_low = (xp.where(xp.isfinite(end), end, 0.0) for end in ends)
+    distance = high / 2 + minus_low / 2
     if operator.op == MAGNITUDE:
         at = xp.clip(k.whole + (k.frac > 0) - 1, 0, s.shape[-1] - 1)
         g = xp.take_along_axis(s, at, axis=-1)

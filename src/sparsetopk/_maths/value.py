@@ -86,6 +86,26 @@ def smoothed(xp: Any, x: Array, t: Array, share: float) -> Array:
     return xp.where(candidate, (1.0 - share) * t + share * (xp.total(t) / count), t)
 
 
+def row_weights(xp: Any, t: Array, weight: Array) -> Array:
+    """What the loss of each row is multiplied by, (..., 1): the mean of the class weights (n) over its
+    labels; 1 for a row without any."""
+    labels = xp.total(t)
+    mean = xp.total(t * weight) / xp.where(labels > 0, labels, 1.0)
+    return xp.where(labels > 0, mean, 1.0)
+
+
+def reduced(xp: Any, values: Array, weights: Array | None, count: int, reduction: str) -> Array:
+    """The losses of ``count`` rows put together; rows with weight 0 do not count."""
+    if weights is not None:
+        values = xp.where(weights == 0, 0.0, values * weights)
+    if reduction == "none":
+        return values
+    total = values.sum()
+    if reduction == "sum":
+        return total
+    return total / (count if weights is None else weights.sum())
+
+
 def filled(
     xp: Any, x: Array, t: Array, k: Count, lam: Array, reg: Regularizer
 ) -> tuple[Array, Array]:

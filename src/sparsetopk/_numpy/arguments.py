@@ -7,14 +7,14 @@ float64. ``Rows`` does that, and puts results back into the shape and dtype of t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .._checks import show
-from .._types import Array, FloatArray
+from .._checks import check_axes, check_broadcast, check_flags, show
+from .._types import Array, Axes, Axis, Bools, FloatArray
 
 _FLOATS = (np.float16, np.float32, np.float64)
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -47,46 +47,46 @@ class Rows:
     name: str  # of the argument, for errors
     data: Array
     shape: tuple[int, ...]  # of the array as it came
-    axis: int
+    axis: Axes
     dtype: np.dtype[Any]
 
     @classmethod
-    def of(cls, name: str, value: ArrayLike, axis: int) -> Rows:
+    def of(cls, name: str, value: ArrayLike, axis: Axis, *, many: bool = False) -> Rows:
+        """``many`` says whether several axes may make up a row."""
         array = as_float_array(name, value)
-        if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
-            raise TypeError(f"axis must be an int, got {axis!r}")
-        if not -array.ndim <= axis < array.ndim:
-            raise ValueError(
-                f"axis must be in [{-array.ndim}, {array.ndim}) for {name} of shape {array.shape}, "
-                f"got {axis}"
-                if array.ndim
-                else f"{name} must have at least one axis, got a scalar"
-            )
-        axis = int(axis) % array.ndim
-        data = np.moveaxis(array, axis, -1).astype(np.float64)
-        return cls(
-            name,
-            data.reshape(math.prod(data.shape[:-1]), data.shape[-1]),
-            array.shape,
-            axis,
-            array.dtype,
-        )
+        axis = check_axes(name, array.shape, axis, many)
+        rows = cls(name, np.empty(0), array.shape, axis, array.dtype)
+        return replace(rows, data=rows.flatten(array).astype(np.float64))
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return self.axis if isinstance(self.axis, tuple) else (self.axis,)
 
     @property
     def n(self) -> int:
-        return self.shape[self.axis]
+        return math.prod(self.shape[i] for i in self.axes)
 
     @property
-    def _leading(self) -> tuple[int, ...]:
-        return (*self.shape[: self.axis], *self.shape[self.axis + 1 :])
+    def leading(self) -> tuple[int, ...]:
+        return tuple(size for i, size in enumerate(self.shape) if i not in self.axes)
 
     @property
     def _per_row(self) -> tuple[int, ...]:
-        return (*self.shape[: self.axis], 1, *self.shape[self.axis + 1 :])
+        return tuple(1 if i in self.axes else size for i, size in enumerate(self.shape))
+
+    def flatten(self, array: NDArray[_Scalar]) -> NDArray[_Scalar]:
+        """An array of the input's shape as (m, n)."""
+        last = tuple(range(-len(self.axes), 0))
+        return np.moveaxis(array, self.axes, last).reshape(math.prod(self.leading), self.n)
 
     def unflatten(self, rows: NDArray[_Scalar]) -> NDArray[_Scalar]:
-        """(m, any length) back to the input's shape, with that length along the axis."""
-        return np.moveaxis(rows.reshape((*self._leading, rows.shape[-1])), -1, self.axis)
+        """(m, any length) back to the input's shape, with that length along the axis; of several axes,
+        n or 1."""
+        lengths: tuple[int, ...] = (rows.shape[-1],)
+        if len(self.axes) > 1:
+            lengths = tuple(self.shape[i] if rows.shape[-1] == self.n else 1 for i in self.axes)
+        last = tuple(range(-len(self.axes), 0))
+        return np.moveaxis(rows.reshape((*self.leading, *lengths)), last, self.axes)
 
     def restore(self, rows: Array) -> FloatArray:
         """As ``unflatten``, in the input's dtype."""
@@ -104,13 +104,13 @@ class Rows:
     def restore_scalars(self, rows: Array) -> FloatArray:
         """(m, 1) back to the input's shape without the axis."""
         with np.errstate(over="ignore"):
-            return rows.reshape(self._leading).astype(self.dtype)
+            return rows.reshape(self.leading).astype(self.dtype)
 
     def restore_matrices(self, matrices: Array) -> FloatArray:
         """(m, n, n) with the leading axes of the input in front."""
         matrices = self._bounded(matrices)
         with np.errstate(over="ignore"):
-            return matrices.reshape((*self._leading, *matrices.shape[1:])).astype(self.dtype)
+            return matrices.reshape((*self.leading, *matrices.shape[1:])).astype(self.dtype)
 
     def per_row(self, name: str, value: ArrayLike) -> Array:
         """A number, or an array that broadcasts with length 1 along the axis, as (m, 1)."""
@@ -133,12 +133,19 @@ class Rows:
         spread = tuple(i for i, length in enumerate(shape) if length == 1)
         return full.sum(axis=spread, keepdims=True)
 
+    def flags(self, name: str, value: ArrayLike) -> Bools:
+        """Booleans that broadcast to the shape of the input, as rows."""
+        array = np.asarray(value)
+        check_flags(name, array.dtype == bool, show(value))
+        check_broadcast(name, array.shape, self.shape)
+        return self.flatten(np.broadcast_to(array, self.shape))
+
     def tangent(self, name: str, value: ArrayLike) -> Array:
         """An array of the same shape, as rows."""
         array = as_real_array(name, value)
         if array.shape != self.shape:
             raise ValueError(f"{name} must have shape {self.shape}, got {array.shape}")
-        return np.moveaxis(array, self.axis, -1).reshape(self.data.shape)
+        return self.flatten(array)
 
 
 def check_k(k: Array, n: int) -> Array:

@@ -7,6 +7,9 @@ Common to all of them:
 - ``p > 1``; 2, 3/2 and 4/3 have closed forms. ``solver`` is "threshold" (default), "pav",
   "dykstra" (p = 2) or "bca". ``solver_options={"max_iter": m}`` asks for exactly m iterations;
   with ``"tol"`` too the solver raises ``ConvergenceError`` if it is not met within them.
+- ``axis`` may be several axes, as a tuple, or None for all: these make up one row.
+- ``where`` is True where there is a candidate, and broadcasts to x; other entries are never selected,
+  whatever they hold. ``largest=False`` is the same for -x: the k smallest.
 - The output has the shape and dtype of x and is computed in float64. A NaN makes its row NaN.
 
 Each operator has ``*_jvp`` (directions ``dx``, ``dk``, ``dlam``, those left out are zero), ``*_vjp``
@@ -19,11 +22,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from .._checks import check_exponent
 from .._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator
-from .._types import FloatArray, Solver, SolverOptions
+from .._types import Axis, FloatArray, Solver, SolverOptions
+from . import namespace as xp
 from .arguments import Rows
 from .relaxed import Evaluated, TopKCotangents, TopKProblem
 
@@ -32,7 +37,8 @@ class SignOptions(TypedDict, total=False):
     """The keyword arguments of ``topk_sign``."""
 
     p: float
-    axis: int
+    axis: Axis
+    where: ArrayLike | None
     solver: Solver
     solver_options: SolverOptions | None
 
@@ -41,6 +47,7 @@ class MaskOptions(SignOptions, total=False):
     """The keyword arguments of ``topk_mask`` and ``topk``."""
 
     two_sided: bool
+    largest: bool
 
 
 class MagOptions(SignOptions, total=False):
@@ -50,11 +57,24 @@ class MagOptions(SignOptions, total=False):
 
 
 def _evaluated(
-    x: ArrayLike, k: ArrayLike, lam: ArrayLike, operator: Operator, options: SignOptions
+    x: ArrayLike,
+    k: ArrayLike,
+    lam: ArrayLike,
+    operator: Operator,
+    options: SignOptions,
+    largest: bool = True,
 ) -> Evaluated:
-    rows = Rows.of("x", x, options.get("axis", -1))
+    rows = Rows.of("x", x, options.get("axis", -1), many=True)
     solver, given = options.get("solver", "threshold"), options.get("solver_options")
-    return Evaluated(TopKProblem.of(rows, k, lam, operator, solver, given), k, lam)
+    data, slope, scores = rows.data, 1.0 if largest else -1.0, rows.data if largest else -rows.data
+    where = options.get("where")
+    if where is None:
+        problem = TopKProblem.of(replace(rows, data=scores), k, lam, operator, solver, given)
+        return Evaluated(problem, k, lam, data, slope)
+    there = rows.flags("where", where)
+    scores = np.where(there, scores, 0.0 if operator.phi(xp).even else -np.inf)
+    problem = TopKProblem.of(replace(rows, data=scores), k, lam, operator, solver, given)
+    return Evaluated(problem, k, lam, np.where(there, data, 0.0), np.where(there, slope, 0.0))
 
 
 def _exponent(options: SignOptions) -> float:
@@ -65,7 +85,8 @@ def _mask(
     x: ArrayLike, k: ArrayLike, lam: ArrayLike = 0.1, **options: Unpack[MaskOptions]
 ) -> Evaluated:
     op = TWO_SIDED if options.pop("two_sided", False) else MASK
-    return _evaluated(x, k, lam, Operator(op, _exponent(options)), options)
+    largest = options.pop("largest", True)
+    return _evaluated(x, k, lam, Operator(op, _exponent(options)), options, largest)
 
 
 def _topk(
@@ -94,7 +115,9 @@ def topk_mask(
     *,
     p: float = 2.0,
     two_sided: bool = False,
-    axis: int = -1,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    largest: bool = True,
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
 ) -> FloatArray:
@@ -111,7 +134,16 @@ def topk_mask(
     array([1.  , 0.75, 0.25, 0.  ])
     """
     return _mask(
-        x, k, lam, p=p, two_sided=two_sided, axis=axis, solver=solver, solver_options=solver_options
+        x,
+        k,
+        lam,
+        p=p,
+        two_sided=two_sided,
+        axis=axis,
+        where=where,
+        largest=largest,
+        solver=solver,
+        solver_options=solver_options,
     ).output()
 
 
@@ -155,7 +187,9 @@ def topk(
     *,
     p: float = 2.0,
     two_sided: bool = False,
-    axis: int = -1,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    largest: bool = True,
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
 ) -> FloatArray:
@@ -165,7 +199,16 @@ def topk(
     array([3.    , 0.75  , 0.2375, 0.    ])
     """
     return _topk(
-        x, k, lam, p=p, two_sided=two_sided, axis=axis, solver=solver, solver_options=solver_options
+        x,
+        k,
+        lam,
+        p=p,
+        two_sided=two_sided,
+        axis=axis,
+        where=where,
+        largest=largest,
+        solver=solver,
+        solver_options=solver_options,
     ).output()
 
 
@@ -209,7 +252,8 @@ def topk_mag(
     *,
     p: float = 2.0,
     debias: bool = True,
-    axis: int = -1,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
 ) -> FloatArray:
@@ -229,7 +273,15 @@ def topk_mag(
     array([-3.        ,  0.78571429,  0.23571429,  0.        ])
     """
     return _mag(
-        x, k, lam, p=p, debias=debias, axis=axis, solver=solver, solver_options=solver_options
+        x,
+        k,
+        lam,
+        p=p,
+        debias=debias,
+        axis=axis,
+        where=where,
+        solver=solver,
+        solver_options=solver_options,
     ).output()
 
 
@@ -272,7 +324,8 @@ def topk_sign(
     lam: ArrayLike = 0.1,
     *,
     p: float = 2.0,
-    axis: int = -1,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
 ) -> FloatArray:
@@ -285,7 +338,9 @@ def topk_sign(
     >>> topk_sign([-3.0, 1.0, 0.95, 0.1], k=2, lam=0.1)
     array([-1.  ,  0.75,  0.25,  0.  ])
     """
-    return _sign(x, k, lam, p=p, axis=axis, solver=solver, solver_options=solver_options).output()
+    return _sign(
+        x, k, lam, p=p, axis=axis, where=where, solver=solver, solver_options=solver_options
+    ).output()
 
 
 def topk_sign_jvp(

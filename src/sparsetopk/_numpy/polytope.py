@@ -74,7 +74,7 @@ def _along(rows: Rows, name: str, w: ArrayLike) -> Rows:
         full = np.broadcast_to(array, rows.shape)
     except ValueError:
         full = None
-    at = rows.axis - len(rows.shape)  # from the right, as broadcasting counts
+    at = rows.axes[0] - len(rows.shape)  # from the right, as broadcasting counts
     if full is None or array.ndim < -at or array.shape[at] != rows.n:
         raise ValueError(
             f"{name} must have length n={rows.n} along axis {rows.axis} of x and broadcast to its shape "

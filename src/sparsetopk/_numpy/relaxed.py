@@ -129,9 +129,13 @@ class Evaluated:
     With ``times_x`` it is x times the output.
     """
 
-    problem: TopKProblem
+    problem: (
+        TopKProblem  # of the scores: x, -x for the smallest, and none where there is no candidate
+    )
     k: ArrayLike
     lam: ArrayLike
+    x: Array  # (m, n), with 0 where there is no candidate
+    slope: Array | float = 1.0  # of the scores in x
     times_x: bool = False
 
     @cached_property
@@ -143,24 +147,25 @@ class Evaluated:
         y = problem.compiled.y if problem.is_compiled else problem.solved.y
         if not self.times_x:
             return y
-        return np.where(y == 0, 0.0, problem.rows.data) * y  # 0 and not NaN for padding
+        return np.where(y == 0, 0.0, self.x) * y  # 0 and not NaN for padding
 
     @property
     def _finite_x(self) -> Array:
         """An infinite x, padding or not, has no slope."""
-        x = self.problem.rows.data
-        return np.where(np.isfinite(x), x, 0.0)
+        return np.where(np.isfinite(self.x), self.x, 0.0)
 
     def output(self) -> FloatArray:
         return self.problem.rows.restore(self.y + 0.0)
 
     def _tangent(self, tangents: Tangents) -> Array:
-        dy = self.problem.solved.tangent(tangents)
+        dx = tangents[0]
+        of_scores = None if dx is None else self.slope * dx
+        dy = self.problem.solved.tangent((of_scores, *tangents[1:]))
         if self.times_x:
             with xp.quiet():
                 dy = _bounded(self._finite_x * dy)
-            if tangents[0] is not None:
-                dy = dy + replace(self, times_x=False).y * tangents[0]
+            if dx is not None:
+                dy = dy + replace(self, times_x=False).y * dx
         return dy
 
     def jvp(self, dx: ArrayLike | None, dk: ArrayLike | None, dlam: ArrayLike | None) -> FloatArray:
@@ -184,6 +189,7 @@ class Evaluated:
                 of_y = _bounded(self._finite_x * g) if self.times_x else g
             solved = problem.compiled.vjp if problem.is_compiled else problem.solved.cotangent
             dx, dk, dlam = solved(of_y)
+            dx = self.slope * dx
             if self.times_x:
                 dx = dx + replace(self, times_x=False).y * g
         return TopKCotangents(

@@ -8,12 +8,12 @@ from typing import Literal, NamedTuple, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .._checks import check_exponent, check_positive_int
+from .._checks import check_axes, check_exponent, check_magnitude, check_positive_int
 from .._maths import select
 from .._maths.operator import MAGNITUDE, MASK, TWO_SIDED, Operator
 from .._maths.response import Relaxed
-from .._maths.select import Window, check_slots, default_capacity, hard_first
-from .._types import Array, FloatArray
+from .._maths.select import Window, check_slots, default_capacity, flat, hard_first
+from .._types import Array, Axis, FloatArray
 from . import namespace as xp
 from .arguments import Rows
 from .hard import descending_order
@@ -47,7 +47,9 @@ def topk_select(
     p: float = 2.0,
     two_sided: bool = False,
     magnitude: bool = False,
-    axis: int = -1,
+    axis: int | None = -1,
+    where: ArrayLike | None = None,
+    largest: bool = True,
     capacity: int | None = None,
     straight_through: Literal[False] = False,
 ) -> Selection: ...
@@ -62,7 +64,9 @@ def topk_select(
     p: float = 2.0,
     two_sided: bool = False,
     magnitude: bool = False,
-    axis: int = -1,
+    axis: int | None = -1,
+    where: ArrayLike | None = None,
+    largest: bool = True,
     capacity: int | None = None,
     straight_through: Literal[True],
 ) -> StraightThroughSelection: ...
@@ -76,7 +80,9 @@ def topk_select(
     p: float = 2.0,
     two_sided: bool = False,
     magnitude: bool = False,
-    axis: int = -1,
+    axis: int | None = -1,
+    where: ArrayLike | None = None,
+    largest: bool = True,
     capacity: int | None = None,
     straight_through: bool = False,
 ) -> Selection | StraightThroughSelection:
@@ -87,7 +93,9 @@ def topk_select(
     slots keeps the largest; ``dropped`` is the sum of the magnitudes left out, one per row. The
     default capacity is ``min(n, ceil(k) + max(8, ceil(k/4)))``; it must be given if k is an array.
 
-    The derivative of the values is that of the operator at the indices.
+    The derivative of the values is that of the operator at the indices. ``where`` and ``largest`` are
+    as in ``topk_mask``; with ``axis=None`` the slots are one row, and indices count entries of x in
+    their order.
 
     With ``straight_through=True`` the first ceil(k) slots are the hard selection, with the value 1 (or
     x), and those after them the entries that compete with it, with the value 0; indices increase in
@@ -99,17 +107,21 @@ def topk_select(
     >>> selection.values, selection.indices
     (array([1.  , 0.75, 0.25]), array([0, 2, 3]))
     """
-    if magnitude and two_sided:
-        raise ValueError("two_sided must be False when magnitude=True, got True")
+    check_magnitude(magnitude, two_sided, largest)
+    if axis is None:
+        x, where, k, lam = flat(np, x, where, k, lam)
+        axis = 0
+    check_axes("x", np.shape(x), axis, many=False)
     if magnitude:
-        y = topk_mag(x, k, lam, p=p, axis=axis)
+        y = topk_mag(x, k, lam, p=p, axis=axis, where=where)
     else:
-        y = topk_mask(x, k, lam, p=p, two_sided=two_sided, axis=axis)
+        y = topk_mask(x, k, lam, p=p, two_sided=two_sided, axis=axis, where=where, largest=largest)
     capacity = _check_capacity(capacity, k, y.shape[axis], straight_through)
     if not straight_through:
         return _in_slots(y, y, capacity, axis)
     x = np.asarray(x)
-    hard = topk_mask(np.abs(x) if magnitude else x, k, 0.0, axis=axis)
+    scores = np.abs(x) if magnitude else x
+    hard = topk_mask(scores, k, 0.0, axis=axis, where=where, largest=largest)
     return _hard_first(y, hard, x * hard if magnitude else hard, capacity, axis)
 
 
@@ -163,7 +175,9 @@ def choose_lam(
     p: float = 2.0,
     two_sided: bool = False,
     magnitude: bool = False,
-    axis: int = -1,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    largest: bool = True,
 ) -> Array:
     """The smallest lam, per row, that leaves at least ``fractional`` entries between 0 and 1.
 
@@ -171,7 +185,8 @@ def choose_lam(
     what a choice of lam decides: how many entries compete, and so receive a gradient. The result has
     length 1 along the axis and can be given as ``lam`` to ``topk_mask`` or, with ``magnitude=True``, to
     ``topk_mag``; for ``topk_sign`` take ``choose_lam(abs(x), ...)``. Where no lam can do it (k = 0,
-    k = n), it is the scale of the row. At most n entries are asked for.
+    k = n), it is the scale of the row. At most n entries are asked for. ``axis``, ``where`` and
+    ``largest`` are as in ``topk_mask``.
 
     >>> x = np.linspace(0.0, 1.0, 101)
     >>> lam = choose_lam(x, k=10, fractional=8)
@@ -179,10 +194,14 @@ def choose_lam(
     >>> int(np.sum((y > 0) & (y < 1)))
     8
     """
-    if magnitude and two_sided:
-        raise ValueError("two_sided must be False when magnitude=True, got True")
+    check_magnitude(magnitude, two_sided, largest)
     op = MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK
-    rows, operator = Rows.of("x", x, axis), Operator(op, check_exponent(p))
+    rows, operator = Rows.of("x", x, axis, many=True), Operator(op, check_exponent(p))
+    if not largest:
+        rows = replace(rows, data=-rows.data)
+    if where is not None:
+        absent = 0.0 if magnitude else -np.inf
+        rows = replace(rows, data=np.where(rows.flags("where", where), rows.data, absent))
     problem = TopKProblem.of(rows, k, 1.0, operator)
     fractional = min(check_positive_int("fractional", fractional), rows.n)
     if rows.data.size == 0:

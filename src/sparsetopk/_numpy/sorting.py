@@ -2,26 +2,22 @@
 
 Both are linear programs over a permutahedron, relaxed by R: with rho = (n, n-1, ..., 1),
 sort(x) = argmax_{y in P(x)} <rho, y> and rank(x) = argmax_{y in P(rho)} <-x, y>. The first moves
-with x through the polytope, the second through the objective.
+with x through the polytope, the second through the objective. Padding (-inf) comes last in both, in
+either direction, and moves nothing.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .._types import Array, FloatArray, IsotonicSolver, SolverOptions
-from .arguments import Rows
-from .polytope import (
-    OrderingOptions,
-    permutahedron,
-    permutahedron_jacobian,
-    permutahedron_jvp,
-    permutahedron_problem,
-    permutahedron_vjp,
-)
+from .._maths import padding
+from .._types import Array, Bools, FloatArray, IsotonicSolver, SolverOptions
+from . import namespace as xp
+from .polytope import OrderingOptions, PermutahedronProblem, permutahedron_problem
 
 
 class SortCotangents(NamedTuple):
@@ -31,18 +27,73 @@ class SortCotangents(NamedTuple):
     lam: Array
 
 
-def _rho(x: ArrayLike, axis: int, descending: bool = True) -> Array:
-    """(n, ..., 1) along the axis, in the shape of x; (1, ..., n) if not descending.
+class _Ordering(NamedTuple):
+    """x as the weights of a linear program, or as its objective, times a sign."""
 
-    Always float64: float16 holds no integer above 2048.
-    """
-    rows = Rows.of("x", x, axis)
-    rho = np.arange(rows.n, 0, -1) if descending else np.arange(1, rows.n + 1)
-    return rows.unflatten(np.broadcast_to(rho.astype(np.float64), rows.data.shape))
+    problem: PermutahedronProblem
+    is_weights: bool
+    sign: float
+    entries: Bools  # (m, n): those of x that are there
+    places: Bools  # (m, n): those of the result that they take
+
+    def output(self) -> FloatArray:
+        problem = self.problem
+        return problem.rows.restore(np.where(self.places | problem.invalid, problem.y, -np.inf))
+
+    def _tangent(self, dx: Array | None, dlam: Array | None) -> Array:
+        moved = None if dx is None else self.sign * np.where(self.entries, dx, 0.0)
+        of_x, of_w = (None, moved) if self.is_weights else (moved, None)
+        found = self.problem.tangent(of_x, of_w, dlam)
+        return np.where(self.places | self.problem.invalid, found, 0.0)
+
+    def jvp(self, dx: ArrayLike | None, dlam: ArrayLike | None) -> FloatArray:
+        rows = self.problem.rows
+        of_x = None if dx is None else rows.tangent("dx", dx)
+        of_lam = None if dlam is None else rows.per_row("dlam", dlam)
+        return rows.restore(self._tangent(of_x, of_lam))
+
+    def vjp(self, dy: ArrayLike, lam: ArrayLike) -> SortCotangents:
+        rows, invalid = self.problem.rows, self.problem.invalid
+        g = np.where(self.places, rows.tangent("dy", dy), 0.0)
+        of_x, of_w, of_lam = self.problem.cotangent(g)
+        found = of_w if self.is_weights else self.sign * of_x
+        found = np.where(self.entries | invalid, found, 0.0)
+        return SortCotangents(rows.restore(found), rows.sum_to(of_lam, lam))
+
+    def jacobian(self) -> FloatArray:
+        return self.problem.matrices(self._tangent(self.problem.basis, None))
 
 
-def _cast(result: FloatArray, x: ArrayLike) -> FloatArray:
-    return result.astype(np.asarray(x).dtype, copy=False)
+def _checked(
+    x: ArrayLike, lam: ArrayLike, **options: Unpack[OrderingOptions]
+) -> PermutahedronProblem:
+    """x in the place of both arguments."""
+    return permutahedron_problem(x, np.asarray(x), lam, **options)
+
+
+def _sort(
+    x: ArrayLike, lam: ArrayLike, descending: bool, **options: Unpack[OrderingOptions]
+) -> _Ordering:
+    problem = _checked(x, lam, **options)
+    rows = problem.rows
+    with xp.quiet():
+        rho, w, there = padding.sorting(xp, rows.data, problem.lam, problem.exponent, descending)
+    problem = replace(problem, rows=replace(rows, data=rho), w_rows=replace(rows, data=w))
+    return _Ordering(problem, True, 1.0, rows.data != -np.inf, there)
+
+
+def _rank(
+    x: ArrayLike, lam: ArrayLike, descending: bool, **options: Unpack[OrderingOptions]
+) -> _Ordering:
+    problem = _checked(x, lam, **options)
+    rows = problem.rows
+    with xp.quiet():
+        z = padding.ranking(xp, rows.data, problem.lam, problem.exponent, descending)
+    rho = np.broadcast_to(np.arange(rows.n, 0.0, -1.0), rows.data.shape)
+    problem = replace(problem, rows=replace(rows, data=z), w_rows=replace(rows, data=rho))
+    there = np.ones(rows.data.shape, dtype=bool)
+    sign = -1.0 if descending else 1.0
+    return _Ordering(problem, False, sign, rows.data != -np.inf, there)
 
 
 def soft_sort(
@@ -59,15 +110,15 @@ def soft_sort(
 
     .. math:: \arg\max_{y \in P(x)} \langle \rho, y \rangle - R(y), \qquad \rho = (n, \dots, 1)
 
-    ``lam = 0`` is the hard sort; lam -> infinity gives the mean of x everywhere.
+    ``lam = 0`` is the hard sort; lam -> infinity gives the mean of x everywhere. Padding (-inf) comes
+    last, in either direction, and moves nothing.
 
     >>> soft_sort([0.1, 0.9, 0.5], lam=0.1)
     array([0.9, 0.5, 0.1])
     """
-    rho = _rho(x, axis, descending)
-    return _cast(
-        permutahedron(rho, x, lam, p=p, axis=axis, solver=solver, solver_options=solver_options), x
-    )
+    return _sort(
+        x, lam, descending, p=p, axis=axis, solver=solver, solver_options=solver_options
+    ).output()
 
 
 def soft_sort_jvp(
@@ -80,9 +131,7 @@ def soft_sort_jvp(
     **options: Unpack[OrderingOptions],
 ) -> FloatArray:
     """Directional derivative of ``soft_sort`` along ``dx`` and ``dlam``."""
-    axis = options.get("axis", -1)
-    rho, direction = _rho(x, axis, descending), _direction(x, dx, axis)
-    return _cast(permutahedron_jvp(rho, x, lam, dw=direction, dlam=dlam, **options), x)
+    return _sort(x, lam, descending, **options).jvp(dx, dlam)
 
 
 def soft_sort_vjp(
@@ -94,9 +143,7 @@ def soft_sort_vjp(
     **options: Unpack[OrderingOptions],
 ) -> SortCotangents:
     """Cotangents of x and lam for the cotangent ``dy`` of ``soft_sort``."""
-    rho = _rho(x, options.get("axis", -1), descending)
-    cotangents = permutahedron_vjp(rho, x, lam, dy=dy, **options)
-    return SortCotangents(_cast(cotangents.w, x), cotangents.lam)
+    return _sort(x, lam, descending, **options).vjp(dy, lam)
 
 
 def soft_sort_jacobian(
@@ -107,9 +154,7 @@ def soft_sort_jacobian(
     **options: Unpack[OrderingOptions],
 ) -> FloatArray:
     """Dense Jacobian of ``soft_sort`` in x: its rows sum to 1."""
-    rho = _rho(x, options.get("axis", -1), descending)
-    problem = permutahedron_problem(rho, x, lam, **options)
-    return _cast(problem.matrices(problem.tangent(None, problem.basis, None)), x)
+    return _sort(x, lam, descending, **options).jacobian()
 
 
 def soft_rank(
@@ -126,27 +171,15 @@ def soft_rank(
 
     .. math:: \arg\max_{y \in P(\rho)} \langle -x, y \rangle - R(y), \qquad \rho = (n, \dots, 1)
 
-    ``lam = 0`` is the hard rank; lam -> infinity gives (n+1)/2 everywhere.
+    ``lam = 0`` is the hard rank; lam -> infinity gives (n+1)/2 everywhere. Padding (-inf) ranks last,
+    in either direction, and moves nothing: it shares the ranks after those of the m other entries.
 
     >>> soft_rank([0.1, 0.9, 0.5], lam=0.1)
     array([3., 1., 2.])
     """
-    z, _ = _rank_direction(x, axis, descending)
-    return permutahedron(
-        z, _rho(z, axis), lam, p=p, axis=axis, solver=solver, solver_options=solver_options
-    )
-
-
-def _rank_direction(x: ArrayLike, axis: int, descending: bool) -> tuple[ArrayLike, float]:
-    """The objective of the linear program, and its derivative in x."""
-    Rows.of("x", x, axis)  # says what is wrong with x before it is negated
-    return (-np.asarray(x), -1.0) if descending else (x, 1.0)
-
-
-def _direction(x: ArrayLike, dx: ArrayLike | None, axis: int) -> Array | None:
-    """dx, checked under its own name."""
-    rows = Rows.of("x", x, axis)
-    return None if dx is None else rows.unflatten(rows.tangent("dx", dx))
+    return _rank(
+        x, lam, descending, p=p, axis=axis, solver=solver, solver_options=solver_options
+    ).output()
 
 
 def soft_rank_jvp(
@@ -159,11 +192,7 @@ def soft_rank_jvp(
     **options: Unpack[OrderingOptions],
 ) -> FloatArray:
     """Directional derivative of ``soft_rank`` along ``dx`` and ``dlam``."""
-    axis = options.get("axis", -1)
-    z, sign = _rank_direction(x, axis, descending)
-    direction = _direction(x, dx, axis)
-    dz = None if direction is None else sign * direction
-    return permutahedron_jvp(z, _rho(z, axis), lam, dx=dz, dlam=dlam, **options)
+    return _rank(x, lam, descending, **options).jvp(dx, dlam)
 
 
 def soft_rank_vjp(
@@ -175,10 +204,7 @@ def soft_rank_vjp(
     **options: Unpack[OrderingOptions],
 ) -> SortCotangents:
     """Cotangents of x and lam for the cotangent ``dy`` of ``soft_rank``."""
-    z, sign = _rank_direction(x, options.get("axis", -1), descending)
-    rho = _rho(z, options.get("axis", -1))
-    cotangents = permutahedron_vjp(z, rho, lam, dy=dy, **options)
-    return SortCotangents(sign * cotangents.x, cotangents.lam)
+    return _rank(x, lam, descending, **options).vjp(dy, lam)
 
 
 def soft_rank_jacobian(
@@ -189,6 +215,4 @@ def soft_rank_jacobian(
     **options: Unpack[OrderingOptions],
 ) -> FloatArray:
     """Dense Jacobian of ``soft_rank`` in x: symmetric, its rows sum to 0."""
-    z, sign = _rank_direction(x, options.get("axis", -1), descending)
-    rho = _rho(z, options.get("axis", -1))
-    return sign * permutahedron_jacobian(z, rho, lam, **options)
+    return _rank(x, lam, descending, **options).jacobian()

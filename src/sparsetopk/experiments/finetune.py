@@ -45,9 +45,9 @@ CAPTIONS = {
 }
 K = 3
 LOSSES: dict[str, dict[str, Any]] = {
-    "p = 2": {"p": 2.0},
-    "p = 4/3": {"p": 4 / 3},
-    "two-sided": {"p": 1.5, "two_sided": True},
+    "p = 2": {"p": 2.0, "completion": None},
+    "p = 4/3": {"p": 4 / 3, "completion": None},
+    "two-sided": {"p": 1.5, "two_sided": True, "completion": None},
     "spread": {"p": 2.0, "completion": "spread"},
 }
 BASELINE = "cross-entropy"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._checks import check_positive_int
+from ._functions.operators import topk_mask, topk_sign
 from ._rows.arguments import Number
 from ._spread.groups import check_group
 
@@ -17,7 +18,22 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-class RunningLam(torch.nn.Module):
+class _Exact(torch.nn.Module):
+    """A module with buffers that are never narrowed: a count of 257 would be 256 in bfloat16."""
+
+    exact: tuple[str, ...] = ()  # their names
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        before = {name: self._buffers.get(name) for name in self.exact}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, value in before.items():
+            now = self._buffers.get(name)
+            if value is not None and now is not None and now.itemsize < value.itemsize:
+                self._buffers[name] = value.to(now.device)
+        return self
+
+
+class RunningLam(_Exact):
     r"""A lam that keeps about ``target`` entries of a row competing while a model trains.
 
     .. math:: \lambda \leftarrow \lambda\, (\text{target} / \text{count})^{\text{rate}}
@@ -35,6 +51,7 @@ class RunningLam(torch.nn.Module):
     True
     """
 
+    exact = ("log_lam",)
     log_lam: Tensor
     step: Tensor
 
@@ -87,9 +104,10 @@ class RunningLam(torch.nn.Module):
         return f"target={self.target:g}"
 
 
-class Module(torch.nn.Module):
+class Module(_Exact):
     """k, lam and the keyword arguments of a function."""
 
+    exact = ("k", "lam")
     k: Number
     lam: Number | RunningLam
 
@@ -142,3 +160,28 @@ class HardenedModule(Module):
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (", hard_eval=True" if self.hard_eval else "")
+
+
+class Operator(HardenedModule):
+    """A top-k operator as a module."""
+
+    def evaluate(
+        self, operator: Callable[..., Tensor], x: Tensor, k: Number | None = None
+    ) -> Tensor:
+        lam, k = self.current_lam, self.k if k is None else k
+        y = operator(x, k, lam, **self.options)
+        if not isinstance(self.lam, RunningLam):
+            return y
+
+        def competing() -> Tensor:
+            """Neither 0 nor whole, as the relaxed operator has it."""
+            seen, whole = (
+                y.detach(),
+                1.0 if operator in (topk_mask, topk_sign) else x.detach().abs(),
+            )
+            if self.options["straight_through"]:
+                seen = operator(x.detach(), k, lam, **{**self.options, "straight_through": False})
+            return (seen != 0) & (seen.abs() != whole)
+
+        self.watch(competing, x.numel() // max(x.shape[self.options["dim"]], 1))
+        return y

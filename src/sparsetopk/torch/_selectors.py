@@ -26,10 +26,19 @@ class _Selector(HardenedModule):
     k: int
 
     def __init__(
-        self, k: int, lam: Number | RunningLam, *, p: float, capacity: int | None = None
+        self,
+        k: int,
+        lam: Number | RunningLam,
+        *,
+        p: float,
+        capacity: int | None = None,
+        backward_k: int | None = None,
     ) -> None:
         super().__init__(check_positive_int("k", k), lam, hard_eval=True, p=p)
         self.capacity = capacity
+        self.backward_k = (
+            k if backward_k is None else check_positive_int("backward_k", backward_k, k)
+        )
         if capacity is not None:
             check_slots(check_positive_int("capacity", capacity), k, capacity + k)
 
@@ -46,7 +55,7 @@ class _Selector(HardenedModule):
         Scores are in decreasing order, so that the first k slots are the hard selection; -inf is no
         candidate.
         """
-        relaxed = topk_mask(scores, self.k, self.current_lam, **self.options)
+        relaxed = topk_mask(scores, self.backward_k, self.current_lam, **self.options)
         rows = scores.numel() // max(scores.shape[-1], 1)
         self.watch(lambda: (relaxed.detach() > 0) & (relaxed.detach() < 1), rows)
         selected = torch.arange(scores.shape[-1], device=scores.device) < self.k
@@ -72,6 +81,10 @@ class TokenSelector(_Selector):
     forward and have the relaxed derivative in the backward, so that what follows should treat a token
     that is 0 as none (a sum over slots does). ``mask`` is True where there is a token.
 
+    ``backward_k``, at most k, is the k of the derivative. Where few of the k are what is looked for, as
+    in retrieval, 1 is better: the derivative of top-k moves a token over the boundary and no further,
+    that of top-1 moves it to the front.
+
     >>> selector = TokenSelector(k=3, dim=8)
     >>> selector.eval()(torch.randn(2, 20, 8)).tokens.shape
     torch.Size([2, 3, 8])
@@ -85,9 +98,10 @@ class TokenSelector(_Selector):
         *,
         p: float = 2.0,
         capacity: int | None = None,
+        backward_k: int | None = None,
         scorer: nn.Module | None = None,
     ) -> None:
-        super().__init__(k, lam, p=p, capacity=capacity)
+        super().__init__(k, lam, p=p, capacity=capacity, backward_k=backward_k)
         self.scorer = nn.Linear(dim, 1) if scorer is None else scorer
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> SelectedTokens:
@@ -125,10 +139,11 @@ class PatchSelector(TokenSelector):
         *,
         p: float = 2.0,
         capacity: int | None = None,
+        backward_k: int | None = None,
         scorer: nn.Module | None = None,
     ) -> None:
         dim = channels * patch * patch
-        super().__init__(k, dim, lam, p=p, capacity=capacity, scorer=scorer)
+        super().__init__(k, dim, lam, p=p, capacity=capacity, backward_k=backward_k, scorer=scorer)
         self.patch = patch
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> SelectedTokens:
@@ -154,7 +169,7 @@ class TopKAttention(_Selector):
     gradients: nothing of size L x L is kept, and the backward gathers ``capacity`` keys for every query.
 
     ``causal=True`` lets a query see no later key; ``mask``, ``[batch, L]``, is True where tokens are.
-    Queries that see no key give 0.
+    Queries that see no key give 0. ``backward_k`` is that of ``TokenSelector``.
 
     >>> layer = TopKAttention(dim=32, heads=4, k=4)
     >>> layer(torch.randn(2, 50, 32)).shape
@@ -171,10 +186,11 @@ class TopKAttention(_Selector):
         index_dim: int = 32,
         causal: bool = False,
         capacity: int | None = None,
+        backward_k: int | None = None,
         p: float = 2.0,
         chunk: int = 512,
     ) -> None:
-        super().__init__(k, lam, p=p, capacity=capacity)
+        super().__init__(k, lam, p=p, capacity=capacity, backward_k=backward_k)
         if dim % check_positive_int("heads", heads):
             raise ValueError(f"dim must be a multiple of heads={heads}, got {dim}")
         self.heads, self.causal, self.chunk = heads, causal, check_positive_int("chunk", chunk)

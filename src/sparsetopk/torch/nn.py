@@ -7,15 +7,14 @@ hard operator, lam = 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from .._types import Completion, Reduction
 from ._functions.losses import topk_loss
 from ._functions.operators import topk, topk_mag, topk_mask, topk_sign
-from ._modules import HardenedModule, Module, RunningLam
+from ._modules import Module, Operator, RunningLam
 from ._rows.arguments import Number
+from ._sae import TopKSAE
 from ._selectors import PatchSelector, SelectedTokens, TokenSelector, TopKAttention
 from .moe import ExpertChoice, ExpertMLP, MixtureOfExperts, TokenChoice
 
@@ -33,33 +32,9 @@ __all__ = [
     "TopKLoss",
     "TopKMag",
     "TopKMask",
+    "TopKSAE",
     "TopKSign",
 ]
-
-
-class Operator(HardenedModule):
-    """A top-k operator as a module."""
-
-    def evaluate(self, operator: Callable[..., Tensor], x: Tensor) -> Tensor:
-        lam = self.current_lam
-        y = operator(x, self.k, lam, **self.options)
-        if not isinstance(self.lam, RunningLam):
-            return y
-
-        def competing() -> Tensor:
-            """Neither 0 nor whole, as the relaxed operator has it."""
-            seen, whole = (
-                y.detach(),
-                1.0 if operator in (topk_mask, topk_sign) else x.detach().abs(),
-            )
-            if self.options["straight_through"]:
-                seen = operator(
-                    x.detach(), self.k, lam, **{**self.options, "straight_through": False}
-                )
-            return (seen != 0) & (seen.abs() != whole)
-
-        self.watch(competing, x.numel() // max(x.shape[self.options["dim"]], 1))
-        return y
 
 
 class TopKMask(Operator):
@@ -151,7 +126,7 @@ class TopKLoss(Module):
         *,
         p: float = 2.0,
         two_sided: bool = False,
-        completion: Completion | None = None,
+        completion: Completion | None = "spread",
         reduction: Reduction = "mean",
         dim: int = -1,
         label_smoothing: float = 0.0,

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 
-from ..._checks import check_choice, check_exponent
+from ..._checks import check_class_weights, check_exponent, check_loss, check_phi
 from ..._maths import value as _value
-from ..._maths.operator import MASK, OF_PHI, TWO_SIDED, Count, Operator
+from ..._maths.operator import MASK, TWO_SIDED, Count, Operator
 from ..._maths.threshold import State
-from ..._types import Completion, PhiName, Reduction
+from ..._types import Axes, Axis, Completion, PhiName, Reduction
 from .._rows import namespace as xp
 from .._rows.arguments import (
+    AxisName,
     Number,
     Rows,
+    check_float_array,
     check_k_and_lam,
     compute_dtype,
     exact,
     is_hard,
     is_readable,
+    row_length,
 )
 from .._rows.compiled import compiled, scalars
 from .._rows.promotion import promoting
@@ -39,7 +42,8 @@ def topk_value(
     p: float = 2.0,
     two_sided: bool = False,
     phi: PhiName = "identity",
-    axis: int = -1,
+    axis: Axis = -1,
+    axis_name: AxisName = None,
 ) -> Array:
     r"""The optimal value of the relaxed top-k problem, one per row.
 
@@ -48,24 +52,22 @@ def topk_value(
     It is convex in x, and its gradient in x is the operator itself: ``topk_mask`` for phi =
     "identity", ``topk_mag(debias=False)`` for "half_square", ``topk_sign`` for "abs"; in k it is phi at
     the threshold, in lam -R(y)/lam. Padded (-inf) entries take no part; ``lam = 0`` gives the sum of
-    the k largest phi(x_i).
+    the k largest phi(x_i). ``axis_name`` is as in ``topk_mask``.
 
     >>> topk_value(jnp.array([3.0, 1.0, -1.0]), k=2, lam=0.0)
     Array(4., dtype=float32)
     """
-    check_choice("phi", phi, OF_PHI)
-    if two_sided and phi != "identity":
-        raise ValueError(f"phi must be 'identity' when two_sided=True, got {phi!r}")
-    rows, e = Rows.of("x", x, axis), check_exponent(p)
-    check_k_and_lam(rows, k, lam)
-    if rows.x.size == 0:
+    kind = Operator(check_phi(phi, two_sided), check_exponent(p))
+    rows = Rows.of("x", x, axis, many=True)
+    check_k_and_lam(rows, k, lam, row_length(rows, axis_name))
+    if rows.x.size == 0 and axis_name is None:
         return rows.x.sum(axis=rows.axis)
-    setting = Setting(Operator(TWO_SIDED if two_sided else OF_PHI[phi], e), is_hard(lam))
+    setting = Setting(kind, is_hard(lam), axis_name)
     return _evaluate(rows.x, exact(k), lam, rows.axis, setting)
 
 
 @compiled("axis", "setting", results=scalars)
-def _evaluate(x: Array, k: Array | Count, lam: Array, axis: int, setting: Setting) -> Array:
+def _evaluate(x: Array, k: Array | Count, lam: Array, axis: Axes, setting: Setting) -> Array:
     rows = Rows("x", x, axis)
     x = rows.data.astype(compute_dtype(x))
     return rows.restore_scalars(value(x, *rows.split(k), rows.per_row(lam), setting))
@@ -99,11 +101,15 @@ def topk_loss(
     *,
     p: float = 2.0,
     two_sided: bool = False,
-    completion: Completion | None = None,
+    completion: Completion | None = "spread",
     reduction: Reduction = "mean",
     axis: int = -1,
+    label_smoothing: float = 0.0,
+    ignore_index: int = -100,
+    weight: Array | None = None,
+    axis_name: AxisName = None,
 ) -> Array:
-    r"""Fenchel-Young loss of the relaxed top-k mask, over the classes on ``axis``.
+    r"""Fenchel-Young top-k loss over the classes along ``axis``.
 
     .. math:: \ell(x, t) = f_{\phi,R}(x, 1_k) - \langle x, t \rangle, \qquad \nabla_x \ell = y(x) - t
 
@@ -112,45 +118,69 @@ def topk_loss(
 
     With k greater than the sum of t, as for one label and k > 1, t is not in P(1_k): the paper's loss
     (``completion=None``) then decreases without bound as all logits decrease together. Two
-    completions are invariant to that shift, and nonnegative:
+    completions are invariant to that shift, and nonnegative; they take at most k labels:
 
-    - ``"spread"``: t is filled up to a sum of k, evenly on the classes that are not labels
+    - ``"spread"``, the default: t is filled up to a sum of k, evenly on the classes that are not labels
       (:math:`t'_i = t_i + (1 - t_i)(k - \sum t)/(n - \sum t)`), and R(t') is added. Convex.
     - ``"best"``: subtracts the best value that selects all the labels, whatever else it selects.
       Zero exactly when they are fully selected; not convex for k > 1; no soft targets.
 
-    ``reduction`` is "mean", "sum" or "none".
+    The rest is as in PyTorch's cross-entropy, but that the classes are last by default:
+
+    - ``reduction`` is "mean", "sum" or "none". Rows whose class index is ``ignore_index`` have no loss
+      and no gradient, and the mean is over the others.
+    - ``label_smoothing`` takes this share of every target and spreads it evenly over the classes whose
+      logit is not -inf.
+    - ``weight`` has a number for every class: the loss of a row is multiplied by that of its label, or
+      by :math:`\langle w, t \rangle / \sum t`, and the mean is the weighted one.
+
+    ``axis_name`` names the mesh axes over which the classes are sharded, inside ``shard_map``: class
+    indices count those of the whole row, other targets and ``weight`` are sharded as the logits are.
 
     >>> topk_loss(jnp.array([[5.0, 1.0, 0.0]]), jnp.array([0]), k=2, completion="best")
     Array(0., dtype=float32)
     """
-    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    check_loss(completion, reduction, label_smoothing, ignore_index)
     rows, e = Rows.of("logits", logits, axis), check_exponent(p)
-    check_k_and_lam(rows, k, lam)
-    targets = _check_targets(targets, rows)
+    n = row_length(rows, axis_name)
+    check_k_and_lam(rows, k, lam, n)
+    targets = _check_targets(targets, rows, n, ignore_index)
+    if weight is not None:
+        weight = check_float_array("weight", weight)
+        check_class_weights(weight.shape, rows.n)
     if completion is not None:
         _check_completion(completion, rows, targets, k)
-    setting = Setting(Operator(TWO_SIDED if two_sided else MASK, e), is_hard(lam))
-    options = (rows.axis, setting, completion, reduction)
-    return _loss(rows.x, targets, exact(k), lam, *options)
+    setting = Setting(Operator(TWO_SIDED if two_sided else MASK, e), is_hard(lam), axis_name)
+    options = _LossSetting(setting, completion, label_smoothing, ignore_index)
+    return _loss(rows.x, targets, exact(k), lam, weight, rows.axis, options, reduction)
 
 
-def _check_targets(targets: object, rows: Rows) -> Array:
+class _LossSetting(NamedTuple):
+    """What is static about a loss."""
+
+    of_value: Setting
+    completion: Completion | None
+    label_smoothing: float
+    ignored: int
+
+
+def _check_targets(targets: object, rows: Rows, n: int, ignored: int) -> Array:
+    """Targets for rows of n classes, of which there may be a part here."""
     if not isinstance(targets, (Array, np.ndarray)) or jnp.iscomplexobj(targets):
         got = targets.dtype if isinstance(targets, (Array, np.ndarray)) else repr(targets)
         raise TypeError(
             "targets must be an array of integer class indices, or of booleans or floats in the shape "
             f"of logits, got {got}"
         )
-    shape, n = rows.x.shape, rows.n
+    shape = rows.x.shape
     if _are_indices(targets):
-        without = (*shape[: rows.axis], *shape[rows.axis + 1 :])
+        without = tuple(size for i, size in enumerate(shape) if i != rows.axis)
         if targets.shape != without:
             raise ValueError(
                 f"targets must have shape {without} when they are class indices (that of logits "
                 f"without axis {rows.axis}), got {targets.shape}"
             )
-        _check_values(targets, 0, n - 1, f"targets must be class indices in [0, {n})")
+        _check_values(targets, 0, n - 1, f"targets must be class indices in [0, {n})", ignored)
     elif targets.shape != shape:
         raise ValueError(f"targets must have the shape of logits, {shape}, got {targets.shape}")
     else:
@@ -162,16 +192,17 @@ def _are_indices(targets: Array | np.ndarray) -> bool:
     return bool(jnp.issubdtype(targets.dtype, jnp.integer))
 
 
-def _check_values(values: Array | np.ndarray, low: int, high: int, message: str) -> None:
+def _check_values(
+    values: Array | np.ndarray, low: int, high: int, message: str, ignored: int | None = None
+) -> None:
     if is_readable(values):
         read = np.asarray(values).astype(np.float64)
-        bad = ~((read >= low) & (read <= high))
+        bad = ~((read >= low) & (read <= high)) & (read != ignored)
         if bad.any():
             raise ValueError(f"{message}, got {read[bad].flat[0]:g}")
 
 
 def _check_completion(completion: Completion, rows: Rows, targets: Array, k: Number) -> None:
-    check_choice("completion", completion, ("spread", "best"))
     if not is_readable(targets, k) or rows.x.size == 0:
         return
     t = _read_weights(targets, rows)
@@ -193,73 +224,94 @@ def _check_completion(completion: Completion, rows: Rows, targets: Array, k: Num
 
 
 def _read_weights(targets: Array, rows: Rows) -> np.ndarray:
-    """As ``_as_weights``, of targets whose values are there, also where logits are traced."""
+    """Targets whose values are there as rows, also where logits are traced."""
     t = np.asarray(targets)
     if _are_indices(targets):
         return np.asarray(t[..., None] == np.arange(rows.n), dtype=np.float64)
     return np.moveaxis(t, rows.axis, -1).astype(np.float64)
 
 
-def _as_weights(targets: Array, rows: Rows) -> Array:
-    """Targets as rows (..., n) in [0, 1], in the dtype of the computation; NaN where they are not."""
-    dtype = compute_dtype(rows.x)
-    if _are_indices(targets):
-        t, good = jax.nn.one_hot(targets, rows.n, dtype=dtype), targets[..., None]
-        good = (good >= 0) & (good < rows.n)
-    else:
-        t = jnp.moveaxis(targets, rows.axis, -1).astype(dtype)
-        good = ((t >= 0) & (t <= 1)).all(axis=-1, keepdims=True)
-    return jnp.where(good, t, jnp.nan)
+class _Targets(NamedTuple):
+    """In the dtype of the computation."""
+
+    t: Array  # rows (..., n) in [0, 1]; NaN where they are not, or where an index is none
+    counted: Array | None  # (..., 1): 0 for rows that are left out; None if none can be
+
+    @classmethod
+    def of(cls, targets: Array, rows: Rows, axis_name: AxisName, ignored: int) -> _Targets:
+        dtype, n = compute_dtype(rows.x), row_length(rows, axis_name)
+        if not _are_indices(targets):
+            t = jnp.moveaxis(targets, rows.axis, -1).astype(dtype)
+            good = (t >= 0) & (t <= 1)
+            return cls(jnp.where(_everywhere(good, axis_name), t, jnp.nan), None)
+        index = targets[..., None]
+        counted = index != ignored
+        good = (index >= 0) & (index < n) | ~counted
+        first = 0 if axis_name is None else lax.axis_index(axis_name) * rows.n
+        classes = first + jnp.arange(rows.n, dtype=jnp.int32)
+        t = (counted & (index == classes)).astype(dtype)
+        return cls(jnp.where(good, t, jnp.nan), counted.astype(dtype))
 
 
-@partial(jax.jit, static_argnames=("axis", "setting", "completion", "reduction"))
+def _everywhere(flags: Array, axis_name: AxisName) -> Array:
+    """Whether they are set in the whole row, (..., 1)."""
+    return xp.over(axis_name).total(~flags) == 0
+
+
+@partial(jax.jit, static_argnames=("axis", "setting", "reduction"))
+@promoting
 def _loss(
     logits: Array,
     targets: Array,
     k: Array | Count,
     lam: Array,
+    weight: Array | None,
     axis: int,
-    setting: Setting,
-    completion: Completion | None,
+    setting: _LossSetting,
     reduction: Reduction,
 ) -> Array:
-    loss = _losses(logits, targets, k, lam, axis, setting, completion)
-    if reduction != "none":
-        loss = loss.sum() if reduction == "sum" else loss.mean()
-    return loss.astype(logits.dtype)
+    loss, weights = _losses(logits, targets, k, lam, weight, axis, setting)
+    return _value.reduced(xp, loss, weights, loss.size, reduction).astype(logits.dtype)
 
 
-@compiled("axis", "setting", "completion", results=scalars)
+@compiled("axis", "setting", results=lambda *at: (scalars(*at), scalars(*at)))
 def _losses(
     logits: Array,
     targets: Array,
     k: Array | Count,
     lam: Array,
+    weight: Array | None,
     axis: int,
-    setting: Setting,
-    completion: Completion | None,
-) -> Array:
-    """Of every row, in the dtype of the computation."""
-    rows = Rows("logits", logits, axis)
-    t, lam = _as_weights(targets, rows), rows.per_row(lam)
-    x = rows.data.astype(lam.dtype)
+    setting: _LossSetting,
+) -> tuple[Array, Array]:
+    """Of every row, and its weight, in the dtype of the computation."""
+    rows, axis_name = Rows("logits", logits, axis), setting.of_value.axis_name
+    t, counted = _Targets.of(targets, rows, axis_name, setting.ignored)
+    lam, x = rows.per_row(lam), rows.data.astype(t.dtype)
+    weights = jnp.ones_like(lam) if counted is None else counted
+    if counted is not None:
+        x = jnp.where(counted > 0, x, 0.0)  # whatever a row that is left out holds
+    if weight is not None:
+        found = _value.row_weights(xp.over(axis_name), t, weight.astype(t.dtype))
+        weights = jnp.where(weights == 0, 0.0, found)
     if x.size == 0:
-        return x.sum(axis=-1)
-    return _fenchel_young(x, t, rows.split(k), lam, setting, completion).squeeze(-1)
+        return x.sum(axis=-1), weights.squeeze(-1)
+    loss = _fenchel_young(x, t, rows.split(k), lam, setting)
+    return loss.squeeze(-1), weights.squeeze(-1)
 
 
-def _fenchel_young(
-    x: Array, t: Array, k: Count, lam: Array, setting: Setting, completion: Completion | None
-) -> Array:
+def _fenchel_young(x: Array, t: Array, k: Count, lam: Array, setting: _LossSetting) -> Array:
     """The loss of every row, (..., 1)."""
-    reg = setting.kind.reg(xp)
+    reg, whole = setting.of_value.kind.reg(xp), xp.over(setting.of_value.axis_name)
 
     def of_top_k(x: Array, k: Count) -> Array:
-        return value(x, *k, lam, setting)
+        return value(x, *k, lam, setting.of_value)
 
-    if completion == "best":
-        return of_top_k(x, k) - _value.best(xp, x, t, k, lam, reg, of_top_k)
+    if setting.completion == "best":
+        return of_top_k(x, k) - _value.best(whole, x, t, k, lam, reg, of_top_k)
+    if setting.label_smoothing:
+        t = _value.smoothed(whole, x, t, setting.label_smoothing)
     added: Any = 0.0
-    if completion == "spread":
-        t, added = _value.filled(xp, x, t, k, lam, reg)
-    return of_top_k(x, k) - _value.inner(xp, x, t) + added
+    if setting.completion == "spread":
+        t, added = _value.filled(whole, x, t, k, lam, reg)
+    return of_top_k(x, k) - _value.inner(whole, x, t) + added

@@ -7,6 +7,9 @@ Common to all of them:
   tie. There are derivatives of every order in x, k and lam.
 - ``p > 1``; 2, 3/2 and 4/3 have closed forms. ``solver`` is "threshold" (default), "pav" or "dykstra"
   (p = 2), with ``solver_options`` as in NumPy.
+- ``axis`` may be several axes, as a tuple, or None for all: these make up one row.
+- ``where`` is True where there is a candidate, and broadcasts to x; other entries are never selected,
+  whatever they hold. ``largest=False`` is the same for -x: the k smallest.
 - ``straight_through=True`` gives the hard output with the derivative of the relaxed operator.
 - ``axis_name`` names the mesh axis, or axes, over which rows are sharded, inside ``shard_map``: then k
   counts entries of the whole row, and every shard gets its part of the result.
@@ -16,19 +19,24 @@ Common to all of them:
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from ..._checks import check_exponent
 from ..._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Count, Operator
-from ..._types import Solver, SolverOptions
+from ..._types import Axes, Axis, Solver, SolverOptions
+from .._rows import namespace as xp
 from .._rows.arguments import (
     AxisName,
     Number,
     Rows,
     check_jax_solver,
     check_k_and_lam,
+    check_where,
     exact,
     is_hard,
     row_length,
@@ -38,46 +46,105 @@ from .._rows.threshold import Setting, solve, unsigned_zero
 from . import topk_isotonic
 
 
-@compiled("axis", "setting", "times_x", results=entries)
+class Entries(NamedTuple):
+    """What a row is selected from, and what becomes of the selection."""
+
+    largest: bool = True
+    absent: float = -math.inf  # the score where there is no candidate
+    times_x: bool = False  # whether the output is x times the selection
+
+    def scores(self, x: Array, where: Array | None) -> Array:
+        """x, or -x for the smallest."""
+        scores = x if self.largest else -x
+        return scores if where is None else jnp.where(where, scores, self.absent)
+
+    def output(self, x: Array, where: Array | None, y: Array) -> Array:
+        if not self.times_x:
+            return y
+        return _times(x if where is None else jnp.where(where, x, 0.0), y)
+
+
+@compiled("axis", "setting", "entries_", results=entries)
 def _evaluate(
-    x: Array, k: Array | Count, lam: Array, axis: int, setting: Setting, times_x: bool
+    x: Array,
+    where: Array | None,
+    k: Array | Count,
+    lam: Array,
+    axis: Axes,
+    setting: Setting,
+    entries_: Entries,
 ) -> Array:
     """By one threshold per row."""
-    rows = Rows("x", x, axis)
-    y = rows.restore(solve(rows.data, *rows.split(k), rows.per_row(lam), setting).y)
-    return _times(x, y) if times_x else y
+
+    def output(x: Array) -> Array:
+        rows = Rows("x", entries_.scores(x, where), axis)
+        y = rows.restore(solve(rows.data, *rows.split(k), rows.per_row(lam), setting).y)
+        return entries_.output(x, where, y)
+
+    # A product would keep the mask too: it is found again.
+    return jax.checkpoint(output)(x) if entries_.times_x else output(x)
 
 
-def _relaxed(
-    x: Array,
-    k: Number,
-    lam: Number,
-    p: float,
-    op: int,
-    axis: int,
-    solver: Solver,
-    options: SolverOptions | None,
-    axis_name: AxisName,
-    *,
-    debias: bool = False,
-    times_x: bool = False,
-) -> Array:
+class _Call(NamedTuple):
     """An operator of the family, with its arguments checked."""
-    rows = Rows.of("x", x, axis)
-    kind = Operator(op, check_exponent(p), debias)
-    check_k_and_lam(rows, k, lam, row_length(rows, axis_name))
-    check_jax_solver(solver, options, op, p, axis_name)
-    if rows.x.size == 0 and axis_name is None:
-        return rows.x
-    hard = is_hard(lam)
-    if solver != "threshold" and hard is not True:
-        y = topk_isotonic.evaluate(rows, k, lam, kind, p, solver, options)
+
+    rows: Rows
+    where: Array | None
+    k: Number
+    kind: Operator
+    p: float
+    solver: Solver
+    options: SolverOptions | None
+    axis_name: AxisName
+    entries: Entries
+
+    @classmethod
+    def of(
+        cls,
+        x: Array,
+        k: Number,
+        lam: Number,
+        kind: Operator,
+        *,
+        p: float,
+        axis: Axis,
+        where: Array | None,
+        solver: Solver,
+        solver_options: SolverOptions | None,
+        axis_name: AxisName,
+        largest: bool = True,
+        times_x: bool = False,
+    ) -> _Call:
+        rows = Rows.of("x", x, axis, many=True)
+        check_k_and_lam(rows, k, lam, row_length(rows, axis_name))
+        check_jax_solver(solver, solver_options, kind.op, p, axis_name)
+        if where is not None:
+            where = check_where(where, rows.x.shape)
+        absent = 0.0 if kind.phi(xp).even else -math.inf
+        found = Entries(bool(largest), absent, times_x)
+        return cls(rows, where, k, kind, p, solver, solver_options, axis_name, found)
+
+    def __call__(self, lam: Number, straight_through: bool) -> Array:
+        y = self._relaxed(lam)
+        if not straight_through:
+            return y
+        hard = self._replace(kind=self.kind._replace(debias=False))._relaxed(0.0)
+        return _straight_through(hard, y)
+
+    def _relaxed(self, lam: Number) -> Array:
+        (_, x, axis), hard = self.rows, is_hard(lam)
+        if x.size == 0 and self.axis_name is None:
+            return x
+        if self.solver == "threshold" or hard is True:
+            setting = Setting(self.kind, hard, self.axis_name)
+            return _evaluate(x, self.where, exact(self.k), lam, axis, setting, self.entries)
+        rows = Rows("x", self.entries.scores(x, self.where), axis)
+        y = topk_isotonic.evaluate(rows, self.k, lam, self.kind, self.p, self.solver, self.options)
         if hard is None:  # hard rows need no solver
-            exactly = _relaxed(x, k, 0.0, p, op, axis, "threshold", None, None, debias=debias)
+            mask = self.entries._replace(times_x=False)
+            exactly = self._replace(entries=mask)._relaxed(0.0)
             y = jnp.where(jnp.asarray(lam) == 0, exactly, y)
-        return _times(rows.x, y) if times_x else y
-    setting = Setting(kind, hard, axis_name)
-    return _evaluate(rows.x, exact(k), lam, rows.axis, setting, times_x)
+        return self.entries.output(x, self.where, y)
 
 
 def _straight_through(hard: Array, relaxed: Array) -> Array:
@@ -86,7 +153,6 @@ def _straight_through(hard: Array, relaxed: Array) -> Array:
     return jnp.where(jnp.isinf(hard), hard, hard + (relaxed - lax.stop_gradient(relaxed)))
 
 
-@jax.checkpoint  # what a backward needs is x and the mask
 def _times(x: Array, mask: Array) -> Array:
     """x * mask, with 0 for padding; the mask has no slope beside an infinite x."""
     product = unsigned_zero(jnp.where(jnp.isfinite(x), x, 0.0) * mask)
@@ -101,7 +167,9 @@ def topk_mask(
     *,
     p: float = 2.0,
     two_sided: bool = False,
-    axis: int = -1,
+    axis: Axis = -1,
+    where: Array | None = None,
+    largest: bool = True,
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
     straight_through: bool = False,
@@ -119,11 +187,21 @@ def topk_mask(
     >>> topk_mask(jnp.array([3.0, 1.0, 0.5, -1.0]), k=2, lam=1.0)
     Array([1.  , 0.75, 0.25, 0.  ], dtype=float32)
     """
-    op = TWO_SIDED if two_sided else MASK
-    y = _relaxed(x, k, lam, p, op, axis, solver, solver_options, axis_name)
-    if straight_through:
-        y = _straight_through(_relaxed(x, k, 0.0, p, op, axis, "threshold", None, axis_name), y)
-    return y
+    kind = Operator(TWO_SIDED if two_sided else MASK, check_exponent(p))
+    call = _Call.of(
+        x,
+        k,
+        lam,
+        kind,
+        p=p,
+        axis=axis,
+        where=where,
+        solver=solver,
+        solver_options=solver_options,
+        axis_name=axis_name,
+        largest=largest,
+    )
+    return call(lam, straight_through)
 
 
 def topk(
@@ -133,7 +211,9 @@ def topk(
     *,
     p: float = 2.0,
     two_sided: bool = False,
-    axis: int = -1,
+    axis: Axis = -1,
+    where: Array | None = None,
+    largest: bool = True,
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
     straight_through: bool = False,
@@ -144,12 +224,22 @@ def topk(
     >>> topk(jnp.array([3.0, 1.0, 0.5, -1.0]), k=2, lam=1.0)
     Array([3.   , 0.75 , 0.125, 0.   ], dtype=float32)
     """
-    op = TWO_SIDED if two_sided else MASK
-    y = _relaxed(x, k, lam, p, op, axis, solver, solver_options, axis_name, times_x=True)
-    if straight_through:
-        hard = _relaxed(x, k, 0.0, p, op, axis, "threshold", None, axis_name, times_x=True)
-        y = _straight_through(hard, y)
-    return y
+    kind = Operator(TWO_SIDED if two_sided else MASK, check_exponent(p))
+    call = _Call.of(
+        x,
+        k,
+        lam,
+        kind,
+        p=p,
+        axis=axis,
+        where=where,
+        solver=solver,
+        solver_options=solver_options,
+        axis_name=axis_name,
+        largest=largest,
+        times_x=True,
+    )
+    return call(lam, straight_through)
 
 
 def topk_mag(
@@ -159,7 +249,8 @@ def topk_mag(
     *,
     p: float = 2.0,
     debias: bool = True,
-    axis: int = -1,
+    axis: Axis = -1,
+    where: Array | None = None,
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
     straight_through: bool = False,
@@ -180,11 +271,20 @@ def topk_mag(
     >>> topk_mag(jnp.array([-3.0, 1.0, 0.95, 0.1]), k=2, lam=0.1)  # doctest: +ELLIPSIS
     Array([-3. ...,  0.785... ,  0.235...,  0. ...], dtype=float32)
     """
-    y = _relaxed(x, k, lam, p, MAGNITUDE, axis, solver, solver_options, axis_name, debias=debias)
-    if straight_through:
-        hard = _relaxed(x, k, 0.0, p, MAGNITUDE, axis, "threshold", None, axis_name)
-        y = _straight_through(hard, y)
-    return y
+    kind = Operator(MAGNITUDE, check_exponent(p), debias)
+    call = _Call.of(
+        x,
+        k,
+        lam,
+        kind,
+        p=p,
+        axis=axis,
+        where=where,
+        solver=solver,
+        solver_options=solver_options,
+        axis_name=axis_name,
+    )
+    return call(lam, straight_through)
 
 
 def topk_sign(
@@ -193,7 +293,8 @@ def topk_sign(
     lam: Number = 0.1,
     *,
     p: float = 2.0,
-    axis: int = -1,
+    axis: Axis = -1,
+    where: Array | None = None,
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
     straight_through: bool = False,
@@ -208,7 +309,17 @@ def topk_sign(
     >>> topk_sign(jnp.array([-3.0, 1.0, 0.5, 0.1]), k=2, lam=1.0)
     Array([-1.  ,  0.75,  0.25,  0.  ], dtype=float32)
     """
-    y = _relaxed(x, k, lam, p, SIGN, axis, solver, solver_options, axis_name)
-    if straight_through:
-        y = _straight_through(_relaxed(x, k, 0.0, p, SIGN, axis, "threshold", None, axis_name), y)
-    return y
+    kind = Operator(SIGN, check_exponent(p))
+    call = _Call.of(
+        x,
+        k,
+        lam,
+        kind,
+        p=p,
+        axis=axis,
+        where=where,
+        solver=solver,
+        solver_options=solver_options,
+        axis_name=axis_name,
+    )
+    return call(lam, straight_through)

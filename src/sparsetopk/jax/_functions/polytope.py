@@ -5,8 +5,9 @@ Common to all of them:
 - ``lam >= 0`` is a number or an array that broadcasts against x with length 1 along ``axis``;
   ``lam = 0`` is the hard operator. There are derivatives of every order in x, w and lam.
 - ``p > 1``; ``solver`` is "pav" or "dykstra" (p = 2), with ``solver_options`` as in NumPy.
-- The output has the shape and dtype of x. An infinite or NaN entry makes its row NaN; so does a bad lam
-  or w whose value cannot be read at once (traced, or on another device than the CPU).
+- The output has the shape and dtype of x. An infinite or NaN entry makes its row NaN, but for padding
+  (-inf) in ``soft_sort`` and ``soft_rank``; so does a bad lam or w whose value cannot be read at once
+  (traced, or on another device than the CPU).
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import numpy as np
 from jax import Array
 
 from ..._checks import check_exponent, check_phi, check_solver
-from ..._maths import dykstra
+from ..._maths import dykstra, padding
 from ..._maths.isotonic import Solved
 from ..._maths.operator import Operator
 from ..._types import IsotonicSolver, PhiName, SolverOptions
 from .._rows import isotonic
+from .._rows import namespace as xp
 from .._rows.arguments import Number, Rows, check_lam, check_number, compute_dtype, is_readable
 from .._rows.compiled import compiled, entries, scalars
 from .._rows.isotonic import Setting, respond
@@ -128,11 +130,12 @@ def _sorted(
     x: Array, lam: Number, axis: int, setting: Setting, descending: bool
 ) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
-    rho = _rho(rows)
-    if not descending:
-        rho = rho[..., ::-1]
-    relaxed = _Relaxed.of(rho, rows.data, rows.per_row(lam), setting)
-    return rows.restore(relaxed.y()), rows.unflatten(relaxed.residual)
+    lam = rows.per_row(lam)
+    x = rows.data.astype(lam.dtype)
+    rho, w, there = padding.sorting(xp, x, lam, setting.exponent, descending)
+    relaxed = _Relaxed.of(rho, w, lam, setting)
+    y = jnp.where(there | relaxed.invalid, relaxed.y(), -jnp.inf)
+    return rows.restore(y), rows.unflatten(relaxed.residual)
 
 
 @compiled("axis", "setting", "descending", results=_solved)
@@ -140,8 +143,9 @@ def _ranked(
     x: Array, lam: Number, axis: int, setting: Setting, descending: bool
 ) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
-    z = -rows.data if descending else rows.data
-    relaxed = _Relaxed.of(z, _rho(rows), rows.per_row(lam), setting)
+    lam = rows.per_row(lam)
+    z = padding.ranking(xp, rows.data.astype(lam.dtype), lam, setting.exponent, descending)
+    relaxed = _Relaxed.of(z, _rho(rows), lam, setting)
     return rows.restore(relaxed.y()), rows.unflatten(relaxed.residual)
 
 
@@ -169,7 +173,7 @@ def _check_weights(rows: Rows, w: object, phi: PhiName) -> Array:
         raise TypeError(f"w must be an array of real numbers, got {type(w).__name__}")
     if w.dtype == bool or jnp.issubdtype(w.dtype, jnp.complexfloating):
         raise TypeError(f"w must be an array of real numbers, got an array of dtype {w.dtype}")
-    shape, at = rows.x.shape, rows.axis - rows.x.ndim  # from the right, as broadcasting counts
+    shape, at = rows.x.shape, rows.axes[0] - rows.x.ndim  # from the right, as broadcasting counts
     fits = w.ndim == 1 and w.shape[0] == rows.n
     if w.ndim > 1:
         pairs = zip(reversed(w.shape), reversed(shape), strict=False)
@@ -259,7 +263,8 @@ def soft_sort(
 
     .. math:: \arg\max_{y \in P(x)} \langle \rho, y \rangle - R(y), \qquad \rho = (n, \dots, 1)
 
-    ``lam = 0`` is the hard sort; lam -> infinity gives the mean of x everywhere.
+    ``lam = 0`` is the hard sort; lam -> infinity gives the mean of x everywhere. Padding (-inf) comes
+    last, in either direction, and moves nothing.
 
     >>> soft_sort(jnp.array([0.1, 0.9, 0.5]), lam=0.1)
     Array([0.9, 0.5, 0.1], dtype=float32)
@@ -286,7 +291,8 @@ def soft_rank(
 
     .. math:: \arg\max_{y \in P(\rho)} \langle -x, y \rangle - R(y), \qquad \rho = (n, \dots, 1)
 
-    ``lam = 0`` is the hard rank; lam -> infinity gives (n+1)/2 everywhere.
+    ``lam = 0`` is the hard rank; lam -> infinity gives (n+1)/2 everywhere. Padding (-inf) ranks last,
+    in either direction, and moves nothing: it shares the ranks after those of the m other entries.
 
     >>> soft_rank(jnp.array([0.1, 0.9, 0.5]), lam=0.1)
     Array([3., 1., 2.], dtype=float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Literal, NamedTuple, overload
 
 import jax
@@ -10,19 +11,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ..._checks import check_exponent, check_positive_int
+from ..._checks import check_axes, check_exponent, check_magnitude, check_positive_int
 from ..._maths import select
 from ..._maths.operator import MAGNITUDE, MASK, TWO_SIDED, Count, Operator
 from ..._maths.response import Relaxed
-from ..._maths.select import Window, check_slots, default_capacity, hard_first
+from ..._maths.select import Window, check_slots, default_capacity, flat, hard_first
 from ..._maths.threshold import State
+from ..._types import Axes, Axis
 from .._rows import namespace as xp
-from .._rows.arguments import AxisName, Number, Rows, check_k_and_lam, compute_dtype, exact
+from .._rows.arguments import (
+    AxisName,
+    Number,
+    Rows,
+    check_k_and_lam,
+    check_where,
+    compute_dtype,
+    exact,
+)
 from .._rows.calls import RowCall
 from .._rows.compiled import compiled, entries, scalars
 from .._rows.threshold import Setting, relaxed, solve
 from .._solvers.plain import row_sums
-from .operators import topk_mag, topk_mask
+from .operators import Entries, topk_mag, topk_mask
 
 
 class Selection(NamedTuple):
@@ -51,7 +61,9 @@ def topk_select(
     p: float = 2.0,
     two_sided: bool = False,
     magnitude: bool = False,
-    axis: int = -1,
+    axis: int | None = -1,
+    where: Array | None = None,
+    largest: bool = True,
     capacity: int | None = None,
     straight_through: Literal[False] = False,
     axis_name: AxisName = None,
@@ -67,7 +79,9 @@ def topk_select(
     p: float = 2.0,
     two_sided: bool = False,
     magnitude: bool = False,
-    axis: int = -1,
+    axis: int | None = -1,
+    where: Array | None = None,
+    largest: bool = True,
     capacity: int | None = None,
     straight_through: Literal[True],
     axis_name: AxisName = None,
@@ -82,7 +96,9 @@ def topk_select(
     p: float = 2.0,
     two_sided: bool = False,
     magnitude: bool = False,
-    axis: int = -1,
+    axis: int | None = -1,
+    where: Array | None = None,
+    largest: bool = True,
     capacity: int | None = None,
     straight_through: bool = False,
     axis_name: AxisName = None,
@@ -95,7 +111,9 @@ def topk_select(
     row. The default capacity is ``min(n, ceil(k) + max(8, ceil(k/4)))``; it must be given if k is an
     array. It is static: the shapes of the result do not depend on values.
 
-    The derivative of the values is that of the operator at the indices.
+    The derivative of the values is that of the operator at the indices. ``where`` and ``largest`` are
+    as in ``topk_mask``; with ``axis=None`` the slots are one row, and indices count entries of x in
+    their order.
 
     With ``straight_through=True`` the first ceil(k) slots are the hard selection, with the value 1 (or
     x), and those after them the entries that compete with it, with the value 0; indices increase in
@@ -109,11 +127,16 @@ def topk_select(
     >>> topk_select(jnp.array([3.0, -1.0, 1.0, 0.95]), k=2, capacity=3).indices
     Array([0, 2, 3], dtype=int32)
     """
-    _check_magnitude(magnitude, two_sided)
+    check_magnitude(magnitude, two_sided, largest)
+    if axis is None:
+        x, where, k, lam = flat(jnp, x, where, k, lam)
+        axis = 0
+    check_axes("x", np.shape(x), axis, many=False)
+    mask = partial(topk_mask, axis=axis, where=where, axis_name=axis_name, largest=largest)
     if magnitude:
-        y = topk_mag(x, k, lam, p=p, axis=axis, axis_name=axis_name)
+        y = topk_mag(x, k, lam, p=p, axis=axis, where=where, axis_name=axis_name)
     else:
-        y = topk_mask(x, k, lam, p=p, two_sided=two_sided, axis=axis, axis_name=axis_name)
+        y = mask(x, k, lam, p=p, two_sided=two_sided)
     rows = Rows.of("y", y, axis)
     capacity = _capacity(capacity, k, rows.n)
     if not straight_through:
@@ -121,13 +144,8 @@ def topk_select(
     if not isinstance(k, jax.core.Tracer) and np.size(k):
         check_slots(capacity, float(np.max(k)), rows.n)
     x, k = lax.stop_gradient(x), lax.stop_gradient(k) if isinstance(k, Array) else k
-    hard = topk_mask(jnp.abs(x) if magnitude else x, k, 0.0, axis=axis, axis_name=axis_name)
+    hard = mask(jnp.abs(x) if magnitude else x, k, 0.0)
     return _select_straight(y, hard, x * hard if magnitude else hard, exact(k), rows.axis, capacity)
-
-
-def _check_magnitude(magnitude: bool, two_sided: bool) -> None:
-    if magnitude and two_sided:
-        raise ValueError("two_sided must be False when magnitude=True, got True")
 
 
 def _capacity(capacity: int | None, k: Number, n: int) -> int:
@@ -228,7 +246,9 @@ def choose_lam(
     p: float = 2.0,
     two_sided: bool = False,
     magnitude: bool = False,
-    axis: int = -1,
+    axis: Axis = -1,
+    where: Array | None = None,
+    largest: bool = True,
 ) -> Array:
     """The smallest lam, per row, that leaves at least ``fractional`` entries between 0 and 1.
 
@@ -237,27 +257,31 @@ def choose_lam(
     length 1 along the axis and can be given as ``lam`` to ``topk_mask`` or, with ``magnitude=True``, to
     ``topk_mag``; for ``topk_sign`` take ``choose_lam(abs(x), ...)``. Where no lam can do it (k = 0,
     k = n), it is the scale of the row. At most n entries are asked for. It has no derivative, and the
-    dtype in which the operators compute: float32, or float64 for such x.
+    dtype in which the operators compute: float32, or float64 for such x. ``axis``, ``where`` and
+    ``largest`` are as in ``topk_mask``.
 
     >>> x = jnp.linspace(0.0, 1.0, 101)
     >>> y = topk_mask(x, k=10, lam=choose_lam(x, k=10, fractional=8))
     >>> int(((y > 0) & (y < 1)).sum())
     8
     """
-    _check_magnitude(magnitude, two_sided)
-    rows, e = Rows.of("x", x, axis), check_exponent(p)
+    check_magnitude(magnitude, two_sided, largest)
+    rows, e = Rows.of("x", x, axis, many=True), check_exponent(p)
+    if where is not None:
+        where = check_where(where, rows.x.shape)
+    scores = Entries(largest, 0.0 if magnitude else -math.inf).scores(rows.x, where)
     check_k_and_lam(rows, k, 1.0)
     fractional = min(check_positive_int("fractional", fractional), rows.n)
     if rows.x.size == 0:
         return jnp.ones(rows.per_row_shape, dtype=compute_dtype(rows.x))
     operator = Operator(MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK, e)
     most = None if isinstance(k, (Array, np.ndarray)) else math.ceil(k)
-    return _choose(rows.x, exact(k), rows.axis, operator, fractional, most)
+    return _choose(scores, exact(k), rows.axis, operator, fractional, most)
 
 
 @compiled("axis", "operator", "fractional", "most", results=entries)
 def _choose(
-    x: Array, k: Array | Count, axis: int, operator: Operator, fractional: int, most: int | None
+    x: Array, k: Array | Count, axis: Axes, operator: Operator, fractional: int, most: int | None
 ) -> Array:
     rows = Rows("x", lax.stop_gradient(x), axis)
     split = Count(*map(lax.stop_gradient, rows.split(k)))

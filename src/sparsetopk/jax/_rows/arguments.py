@@ -6,6 +6,7 @@ are not traced. Elsewhere a bad k or lam makes its rows NaN (the solvers see to 
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Collection
 from typing import Any, NamedTuple
@@ -15,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..._checks import check_exponent, check_solver
+from ..._checks import check_axes, check_broadcast, check_exponent, check_flags, check_solver
 from ..._maths.operator import Count, Operator
-from ..._types import Solver, SolverOptions
+from ..._types import Axes, Axis, Solver, SolverOptions
 
 Number = float | Array | np.ndarray
 """k and lam: one for all rows, or an array that broadcasts with length 1 along the axis."""
@@ -60,19 +61,6 @@ def check_float_array(name: str, value: object) -> Array:
             f"{name} must be an array of dtype float16, bfloat16, float32 or float64, got {value.dtype}"
         )
     return jnp.asarray(value)
-
-
-def check_axis(name: str, x: Array, axis: int) -> int:
-    """The axis, counted from the front."""
-    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
-        raise TypeError(f"axis must be an int, got {axis!r}")
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(
-            f"axis must be in [{-x.ndim}, {x.ndim}) for {name} of shape {tuple(x.shape)}, got {axis}"
-            if x.ndim
-            else f"{name} must have at least one axis, got a scalar"
-        )
-    return int(axis) % x.ndim
 
 
 def check_number(name: str, value: object) -> None:
@@ -118,30 +106,48 @@ class Rows(NamedTuple):
 
     name: str  # of the argument, for errors
     x: Array  # as it came
-    axis: int
+    axis: Axes
 
     @classmethod
-    def of(cls, name: str, value: object, axis: int) -> Rows:
+    def of(cls, name: str, value: object, axis: Axis, *, many: bool = False) -> Rows:
+        """``many`` says whether several axes may make up a row."""
         x = check_float_array(name, value)
-        return cls(name, x, check_axis(name, x, axis))
+        return cls(name, x, check_axes(name, x.shape, axis, many))
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return self.axis if isinstance(self.axis, tuple) else (self.axis,)
 
     @property
     def n(self) -> int:
-        return self.x.shape[self.axis]
+        return math.prod(self.x.shape[i] for i in self.axes)
 
     @property
     def per_row_shape(self) -> tuple[int, ...]:
-        shape = self.x.shape
-        return (*shape[: self.axis], 1, *shape[self.axis + 1 :])
+        return tuple(1 if i in self.axes else size for i, size in enumerate(self.x.shape))
 
     @property
     def data(self) -> Array:
         """(..., n)."""
-        return jnp.moveaxis(self.x, self.axis, -1)
+        return self.flatten(self.x)
+
+    def flatten(self, x: Array) -> Array:
+        """An array of the input's shape, or of one number per row, as (..., n) or (..., 1)."""
+        moved = jnp.moveaxis(x, self.axes, self._last)
+        first = len(moved.shape) - len(self.axes)
+        return moved.reshape(*moved.shape[:first], math.prod(moved.shape[first:]))
+
+    @property
+    def _last(self) -> tuple[int, ...]:
+        return tuple(range(-len(self.axes), 0))
 
     def unflatten(self, rows: Array) -> Array:
-        """(..., any length) back to the input's shape, with that length along the axis."""
-        return jnp.moveaxis(rows, -1, self.axis)
+        """(..., any length) back to the input's shape, with that length along the axis; of several
+        axes, n or 1."""
+        if len(self.axes) > 1:
+            shape = self.x.shape if rows.shape[-1] == self.n else self.per_row_shape
+            rows = rows.reshape(*rows.shape[:-1], *(shape[i] for i in self.axes))
+        return jnp.moveaxis(rows, self._last, self.axes)
 
     def restore(self, rows: Array) -> Array:
         """As ``unflatten``, in the input's dtype."""
@@ -167,7 +173,7 @@ class Rows(NamedTuple):
     def per_row(self, value: Number) -> Array:
         """A checked k or lam as (..., 1), in the dtype of the computation."""
         value = jnp.asarray(value, dtype=compute_dtype(self.x))
-        return jnp.moveaxis(jnp.broadcast_to(value, self.per_row_shape), self.axis, -1)
+        return self.flatten(jnp.broadcast_to(value, self.per_row_shape))
 
     def split(self, k: Number | Count) -> Count:
         """A checked k in its two parts, per row."""
@@ -175,7 +181,7 @@ class Rows(NamedTuple):
         if not isinstance(k, Count):
             k = _parts(k, jnp.floor(jax.lax.stop_gradient(k)))
         whole = jnp.broadcast_to(jnp.asarray(k.whole, dtype=jnp.int32), self.per_row_shape)
-        return Count(jnp.moveaxis(whole, self.axis, -1), self.per_row(k.frac))
+        return Count(self.flatten(whole), self.per_row(k.frac))
 
 
 def _parts(k: Any, floor: Any) -> Count:
@@ -218,3 +224,11 @@ def is_hard(lam: Number) -> bool | None:
         return None
     hard = np.asarray(lam) == 0
     return True if hard.all() else None if hard.any() else False
+
+
+def check_where(where: object, shape: tuple[int, ...]) -> Array:
+    are_booleans = isinstance(where, (Array, np.ndarray)) and where.dtype == jnp.bool_
+    check_flags("where", are_booleans, _show(where))
+    flags = jnp.asarray(where)
+    check_broadcast("where", flags.shape, shape)
+    return flags

@@ -15,24 +15,26 @@ import jax
 from jax import Array
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from ..._types import Axes
 from .promotion import promoting
 
 Spec = tuple[Any, ...]
 """How an array is sharded, one entry for each of its axes."""
 
 
-def entries(spec: Spec, axis: int) -> PartitionSpec:
+def entries(spec: Spec, axis: Axes) -> PartitionSpec:
     """Of a result that is sharded as the first argument is, of any length along the axis."""
     return PartitionSpec(*spec)
 
 
-def scalars(spec: Spec, axis: int) -> PartitionSpec:
+def scalars(spec: Spec, axis: Axes) -> PartitionSpec:
     """Of a result without the axis."""
-    return PartitionSpec(*spec[:axis], *spec[axis + 1 :])
+    gone = axis if isinstance(axis, tuple) else (axis,)
+    return PartitionSpec(*(name for i, name in enumerate(spec) if i not in gone))
 
 
 def compiled(
-    *static: str, results: Callable[[Spec, int], Any]
+    *static: str, results: Callable[[Spec, Axes], Any]
 ) -> Callable[[Callable[..., Any]], Any]:
     """jit of ``f(x, ..., axis, ...)``, whose ``results`` are sharded as x is, along other axes.
 
@@ -52,7 +54,7 @@ def compiled(
             explicit = _explicit_axes(mesh)
             if not explicit:
                 return f(**given)
-            if spec[axis] is not None:
+            if any(spec[i] is not None for i in (axis if isinstance(axis, tuple) else (axis,))):
                 raise ValueError(
                     f"{names[0]} must not be sharded along axis {axis}, got {jax.typeof(x)}: reshard "
                     "it, or use axis_name inside shard_map where that is an argument"

@@ -100,6 +100,23 @@ def total(x: Array) -> Array:
     return x.sum(axis=-1, keepdims=True, dtype=jnp.int32 if x.dtype == bool else None)
 
 
+class _Sharded:
+    """This namespace, with sums over rows that are sharded."""
+
+    def __init__(self, axis_name: str | tuple[str, ...]):
+        self.axis_name = axis_name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(still, name)
+
+    def total(self, x: Array) -> Array:
+        return lax.psum(total(x), self.axis_name)
+
+
+def over(axis_name: str | tuple[str, ...] | None) -> Any:
+    return still if axis_name is None else _Sharded(axis_name)
+
+
 def concat(arrays: list[Array], axis: int) -> Array:
     return jnp.concatenate(arrays, axis=axis)
 

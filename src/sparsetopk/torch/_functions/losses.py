@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
-from ..._checks import check_choice, check_exponent
+from ..._checks import check_choice, check_class_weights, check_exponent, check_loss
 from ..._maths import value as _value
 from ..._maths.operator import MASK, OF_PHI, TWO_SIDED, Count, Operator
 from ..._types import Completion, PhiName, Reduction
 from .._fused import loss as fused_loss
-from .._fused.loss import Call, one_hot, reduce
+from .._fused import rows as fused
+from .._fused import traced
+from .._fused.kernels import check_not_onnx
+from .._fused.loss import Call, one_hot
 from .._rows.arguments import (
     Number,
     Rows,
@@ -67,7 +72,7 @@ def topk_loss(
     *,
     p: float = 2.0,
     two_sided: bool = False,
-    completion: Completion | None = None,
+    completion: Completion | None = "spread",
     reduction: Reduction = "mean",
     dim: int = -1,
     label_smoothing: float = 0.0,
@@ -83,9 +88,9 @@ def topk_loss(
 
     With k greater than the sum of t, as for one label and k > 1, t is not in P(1_k): the paper's loss
     (``completion=None``) then decreases without bound as all logits decrease together. Two
-    completions are invariant to that shift, and nonnegative:
+    completions are invariant to that shift, and nonnegative; they take at most k labels:
 
-    - ``"spread"``: t is filled up to a sum of k, evenly on the classes that are not labels
+    - ``"spread"``, the default: t is filled up to a sum of k, evenly on the classes that are not labels
       (:math:`t'_i = t_i + (1 - t_i)(k - \sum t)/(n - \sum t)`), and R(t') is added. Convex.
     - ``"best"``: subtracts the best value that selects all the labels, whatever else it selects.
       Zero exactly when they are fully selected; not convex for k > 1; no soft targets.
@@ -103,46 +108,67 @@ def topk_loss(
     >>> topk_loss(torch.tensor([[5.0, 1.0, 0.0]]), torch.tensor([0]), k=2, completion="best")
     tensor(0.)
     """
-    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    check_loss(completion, reduction, label_smoothing, ignore_index)
     rows, e = Rows.of("logits", logits, dim), check_exponent(p)
     if torch.is_autocast_enabled(logits.device.type) and logits.dtype != torch.float64:
         logits = logits.float()
         rows = Rows(rows.name, logits, rows.dim)
     check_k_and_lam(rows, k, lam)
     t = _targets(targets, rows)
-    _check_options(rows, completion, label_smoothing, ignore_index, weight)
+    asked = _Asked(completion, reduction, label_smoothing, ignore_index, weight)
+    if weight is not None:
+        check_class_weights(tuple(check_float_tensor("weight", weight).shape), rows.n)
     operator = Operator(TWO_SIDED if two_sided else MASK, e, False)
+    if logits.numel() > 0 and fused_loss.takes_traced(rows, k, lam, operator, t, weight):
+        numbers = traced.asked(rows, k, lam, operator)
+        return torch.ops.sparsetopk.topk_loss(logits, t, *numbers, *asked)[0]
     fast = logits.numel() > 0 and fused_loss.takes(rows, k, lam, operator, t, weight)
-    in_graph = logits.numel() > 0 and fused_loss.takes_traced(rows, k, lam, operator, t, weight)
-    as_labels = (fast or in_graph) and t.dtype == torch.int64 and not label_smoothing
+    call = _call(rows, t, k, lam, operator, asked, fast)
+    if fast:
+        return _in_shape(rows, fused_loss.evaluate(logits, call), reduction)
+    values = _values(rows, call)
+    values = values if call.added is None else values + call.added
+    return _in_shape(
+        rows, _value.reduced(xp, values, call.weights, len(values), reduction), reduction
+    )
+
+
+class _Asked(NamedTuple):
+    """How targets are read and losses put together."""
+
+    completion: Completion | None
+    reduction: Reduction
+    label_smoothing: float
+    ignored: int
+    weight: Tensor | None
+
+
+def _in_shape(rows: Rows, loss: Tensor, reduction: Reduction) -> Tensor:
+    return rows.restore_scalars(loss) if reduction == "none" else loss.to(rows.x.dtype)
+
+
+def _call(
+    rows: Rows, t: Tensor, k: Number, lam: Number, operator: Operator, asked: _Asked, fast: bool
+) -> Call:
+    """What is computed, for targets that are checked here; by the kernel, which takes labels as they
+    are, or not."""
+    completion, smoothing, ignored = asked.completion, asked.label_smoothing, asked.ignored
+    as_labels = fast and t.dtype == torch.int64 and not smoothing
     weights = added = None
-    if weight is not None or completion == "best" or not as_labels or in_graph:
-        _check_labels(t, ignore_index, rows.n)
-        weights = _row_weights(weight, t, ignore_index)
+    if asked.weight is not None or completion == "best" or not as_labels:
+        _check_labels(t, ignored, rows.n)
+        weights = _row_weights(asked.weight, t, ignored)
     if completion is not None:
         _check_completion(completion, rows, t, k)
     if not as_labels:
-        t = one_hot(t, rows.n, compute_dtype(logits))
-        if label_smoothing:
-            t = _value.smoothed(xp, rows.data, t, label_smoothing)
+        t = one_hot(t, rows.n, compute_dtype(rows.x))
+        if smoothing:
+            t = _value.smoothed(xp, rows.data, t, smoothing)
         if completion == "spread":
             k_rows, lam_rows, reg = split(rows.per_row(k)), rows.per_row(lam), operator.reg(xp)
             t, total = _value.filled(xp, rows.data, t, k_rows, lam_rows, reg)
-            added = total[:, 0]
-            completion = None
-    call = Call(rows.dim, t, k, lam, operator, completion, ignore_index, added, weights, reduction)
-    if fast:
-        loss = fused_loss.evaluate(logits, call)
-    elif in_graph:
-        values = fused_loss.traced_values(rows, call)
-        loss = reduce(values, weights, values.shape[0], reduction)
-    else:
-        values = _values(rows, t, k, lam, operator, completion)
-        values = values if added is None else values + added
-        loss = reduce(values, weights, len(values), reduction)
-    if reduction == "none":
-        return rows.restore_scalars(loss)
-    return loss.to(logits.dtype)
+            added, completion = total[:, 0], None
+    return Call(rows.dim, t, k, lam, operator, completion, ignored, added, weights, asked.reduction)
 
 
 def _targets(targets: object, rows: Rows) -> Tensor:
@@ -181,27 +207,6 @@ def _check_labels(t: Tensor, ignored: int, n: int) -> None:
         _check_values(t, good, f"targets must be class indices in [0, {n})")
 
 
-def _check_options(
-    rows: Rows,
-    completion: Completion | None,
-    label_smoothing: float,
-    ignore_index: int,
-    weight: object,
-) -> None:
-    if completion is not None:
-        check_choice("completion", completion, ("spread", "best"))
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
-    if label_smoothing and completion == "best":
-        raise ValueError(f"label_smoothing must be 0 with completion='best', got {label_smoothing}")
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-        raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
-    if weight is not None and tuple(check_float_tensor("weight", weight).shape) != (rows.n,):
-        raise ValueError(
-            f"weight must have shape ({rows.n},), one number per class, got {tuple(weight.shape)}"  # type: ignore[attr-defined]
-        )
-
-
 def _row_weights(weight: Tensor | None, t: Tensor, ignored: int) -> Tensor | None:
     """What the loss of each row is multiplied by, (m); None for 1."""
     if t.dtype == torch.int64:
@@ -219,7 +224,7 @@ def _row_weights(weight: Tensor | None, t: Tensor, ignored: int) -> Tensor | Non
 
 def _check_completion(completion: Completion, rows: Rows, t: Tensor, k: Number) -> None:
     """That t has at most k labels and, for "best", nothing else."""
-    if not is_plain(t, k):
+    if not is_plain(t, k) or rows.x.numel() == 0:
         return
     with torch.no_grad():
         k_rows, labels = rows.per_row(k), t.dtype == torch.int64
@@ -241,15 +246,9 @@ def _check_completion(completion: Completion, rows: Rows, t: Tensor, k: Number) 
             )
 
 
-def _values(
-    rows: Rows,
-    t: Tensor,
-    k: Number,
-    lam: Number,
-    operator: Operator,
-    completion: Completion | None,
-) -> Tensor:
+def _values(rows: Rows, call: Call) -> Tensor:
     """f(x) - <x, t>, or with completion "best" f(x) minus the best value with the labels, (m)."""
+    t, k, lam, operator = call.t, call.k, call.lam, call.operator
     if rows.x.numel() == 0:
         empty = Rows(rows.name, without_entries(rows.x, k, lam), rows.dim)
         return empty.data.to(t.dtype).sum(dim=-1)
@@ -261,7 +260,76 @@ def _values(
         return relax(others, k.whole.to(k.frac.dtype) + k.frac, lam_rows, operator).value()
 
     of_targets = _value.inner(xp, x, t)
-    if completion == "best":
+    if call.completion == "best":
         reg = operator.reg(xp)
         of_targets = _value.best(xp, x, t, split(k_rows), lam_rows, reg, value)
     return (relax(rows, k, lam, operator).value() - of_targets)[:, 0]
+
+
+# The whole loss as one operator, which compiled graphs call.
+_library = torch.library.Library("sparsetopk", "FRAGMENT")
+_library.define(
+    f"topk_loss(Tensor x, Tensor t, {traced.ASKED}, str? completion, str reduction, float smoothing,"
+    " int ignored, Tensor? weight) -> (Tensor, Tensor, Tensor)"
+)
+_library.define("topk_loss_backward(Tensor residual, Tensor factor, Tensor g, int dim) -> Tensor")
+
+
+def _asked_again(x: Tensor, t: Tensor, *asked: Any) -> tuple[Rows, Call]:
+    it = traced.Asked(x, *asked[:-5])
+    rows = Rows("logits", x, it.rows.dim)
+    return rows, _call(rows, t, it.k, it.lam, it.operator, _Asked(*asked[-5:]), True)
+
+
+def _loss(x: Tensor, t: Tensor, *asked: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, y - t with the classes last, and the factors of the rows (m) in float64."""
+    rows, call = _asked_again(x, t, *asked)
+    loss, factor, residual = fused_loss.forward(x, call)
+    factors = torch.empty(len(call.t), dtype=torch.float64, device="cpu")
+    return _in_shape(rows, loss, call.reduction), residual, factors.copy_(torch.as_tensor(factor))
+
+
+def _loss_shapes(x: Tensor, t: Tensor, *asked: Any) -> tuple[Tensor, Tensor, Tensor]:
+    check_not_onnx()
+    rows = traced.Asked(x, *asked[:-5]).rows
+    loss = x.new_empty(rows.leading if _Asked(*asked[-5:]).reduction == "none" else ())
+    residual = x.new_empty(fused.rows_last(x, rows.dim).shape)
+    return loss, residual, x.new_empty(x.numel() // rows.n, dtype=torch.float64)
+
+
+def _save_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, t, k, lam, *ctx.rest, weight = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, t, k, lam, weight, *output[1:])
+
+
+def _loss_derivative(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    x, t, k, lam, weight, residual, factor = ctx.saved_tensors
+    dim = ctx.rest[2]
+    if g is None:
+        dx = None
+    elif torch.is_grad_enabled():
+        rows, call = _asked_again(x, t, k, lam, *ctx.rest, weight)
+        dx = _loss_backward(residual + fused_loss.moving(rows, call), factor, g, dim)
+    else:
+        dx = torch.ops.sparsetopk.topk_loss_backward(residual, factor, g, dim)
+    return dx, *[None] * 14
+
+
+def _loss_backward(residual: Tensor, factor: Tensor, g: Tensor, dim: int) -> Tensor:
+    g = g.reshape(-1) if g.ndim else g
+    return fused_loss.backward(Rows("logits", residual, dim), residual, factor, g)
+
+
+def _loss_backward_shapes(residual: Tensor, factor: Tensor, g: Tensor, dim: int) -> Tensor:
+    return fused.restore(Rows("logits", residual, dim), torch.empty_like(residual))
+
+
+_library.impl("topk_loss", _loss, "CPU")
+_library.impl("topk_loss", _loss_shapes, "Meta")
+_library.impl("topk_loss_backward", _loss_backward, "CPU")
+_library.impl("topk_loss_backward", _loss_backward_shapes, "Meta")
+torch.library.register_autograd(
+    "sparsetopk::topk_loss", _loss_derivative, setup_context=_save_loss, lib=_library
+)

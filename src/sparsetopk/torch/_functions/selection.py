@@ -143,7 +143,7 @@ def _straight_through(
     value = torch.where(selected, value, 0.0).to(y.dtype) + (live - live.detach())
     if not readable and capacity < rows.n:  # a k that is bad makes its row NaN
         value = torch.where(rows.per_row(k) > capacity, torch.nan, value)
-    dropped = rows.restore_scalars(_dropped(rows.data, slots))
+    dropped = rows.restore_scalars(traced.dropped(rows.data, slots))
     return StraightThroughSelection(
         rows.unflatten(value), indices, dropped, rows.unflatten(selected)
     )
@@ -152,19 +152,12 @@ def _straight_through(
 def in_slots(y: Tensor, capacity: int, dim: int = -1) -> Selection:
     """The entries of y with the largest magnitudes, with their derivative."""
     rows = Rows.of("y", y, dim)
+    if _in_graph(y):
+        return Selection(*traced.slots(y, capacity, rows.dim))
     slots = select_slots(rows.data.detach(), capacity)
     indices = rows.unflatten(slots)
-    dropped = _dropped(rows.data, slots)
+    dropped = traced.dropped(rows.data, slots)
     return Selection(y.gather(dim, indices), indices, rows.restore_scalars(dropped))
-
-
-def _dropped(y: Tensor, slots: Tensor) -> Tensor:
-    """The sum of the magnitudes that are in no slot, (m, 1); NaN for a row that is."""
-    kept = y.gather(-1, slots)
-    if is_plain(y) and y.detach().count_nonzero() == kept.detach().count_nonzero():
-        return kept.clamp(0, 0).abs().sum(dim=-1, keepdim=True)  # 0 with a derivative of 0, or NaN
-    rest = y.scatter(-1, slots, 0.0).abs().sum(dim=-1, keepdim=True)
-    return torch.where(kept.detach().isnan().any(dim=-1, keepdim=True), torch.nan, rest)
 
 
 def _check_magnitude(magnitude: bool, two_sided: bool) -> None:
@@ -182,6 +175,11 @@ def check_capacity(capacity: int | None, k: Number, n: int) -> int:
     return default_capacity(float(k), n)
 
 
+def _in_graph(y: Tensor) -> bool:
+    """Whether a graph is made, to run here, that may call the kernels."""
+    return native is not None and y.numel() > 0 and traced.takes(y) and not hard.is_leaving()
+
+
 def select_slots(y: Tensor, capacity: int) -> Tensor:
     """The indices (m, capacity) of the entries of each row with the largest magnitudes, in order.
 
@@ -191,7 +189,7 @@ def select_slots(y: Tensor, capacity: int) -> Tensor:
         return y.new_zeros((y.shape[0], capacity), dtype=torch.int64)
     if native is not None and is_plain(y):
         return kernels.select(y.contiguous(), capacity)
-    if native is not None and traced.takes(y) and not hard.is_leaving():
+    if _in_graph(y):
         return traced.select(y, capacity)
     size = y.abs().nan_to_num(0.0)
     boundary = size.topk(capacity, sorted=False).values.amin(dim=-1, keepdim=True)

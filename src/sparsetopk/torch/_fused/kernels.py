@@ -37,8 +37,14 @@ def address(t: Tensor | None, dtype: torch.dtype, count: int) -> int:
     )
 
 
+def bare(t: Tensor) -> Tensor:
+    """A tensor of a subclass as what it is in memory: for the operators of torch.library, which get
+    subclasses that change nothing about it (those that do have been unwrapped by then)."""
+    return t if type(t) in PLAIN else t.as_subclass(Tensor)
+
+
 def check_not_onnx() -> None:
-    """For shapes alone, as exporters ask for: that what is exported does not go to ONNX."""
+    """Where an exporter asks for shapes, or traces: that what is exported does not go to ONNX."""
     if torch.onnx.is_in_onnx_export():
         raise RuntimeError(  # torch takes NotImplementedError for a kernel that is missing
             "relaxed operators have no form in ONNX: export the hard ones, which are ordinary operators "
@@ -47,7 +53,8 @@ def check_not_onnx() -> None:
 
 
 def place(t: Tensor) -> int:
-    """Where a tensor lies, on whatever device: to see that it was replaced, never to be read."""
+    """Where a tensor lies, on whatever device: to see that it was replaced, or for its device to read,
+    never for the core."""
     return t.data_ptr()
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..._maths.operator import Operator
+from ..._maths.value import reduced
 from ..._types import Completion, Reduction
 from .._private import keeps_graph
 from .._rows.arguments import Number, Rows, is_plain
@@ -56,19 +57,7 @@ def evaluate(x: Tensor, call: Call) -> Tensor:
     """The reduced loss."""
     if torch.is_grad_enabled() and x.requires_grad:
         return _Loss.apply(x, call)  # type: ignore[no-untyped-call]
-    return _forward(x, call)[0]
-
-
-def reduce(values: Tensor, weights: Tensor | None, count: int, reduction: Reduction) -> Tensor:
-    """The losses (m) of the rows put together; rows with weight 0 do not count."""
-    if weights is not None:
-        values = torch.where(weights == 0, 0.0, values * weights)
-    if reduction == "none":
-        return values
-    total = values.sum()
-    if reduction == "sum":
-        return total
-    return total / (count if weights is None else weights.sum())
+    return forward(x, call)[0]
 
 
 def _factor(weights: Tensor | None, count: int, reduction: Reduction) -> Tensor | float:
@@ -80,19 +69,7 @@ def _factor(weights: Tensor | None, count: int, reduction: Reduction) -> Tensor 
     return 1.0
 
 
-def traced_values(rows: Rows, call: Call) -> Tensor:
-    """The loss of every row (m), by the same kernel as an operator in a graph."""
-    k, lam, operator = call.k, call.lam, call.operator
-    spread = call.completion == "spread"
-    values = traced.loss(rows, call.t, k, lam, operator, call.ignored, spread)
-    if call.completion == "best":
-        left, lam_rows = _left(rows, call), rows.per_row(lam)
-        best = traced.loss(_others(rows, call), None, left, lam_rows, operator, 0, False)
-        values = values + _ones(rows, call) - best
-    return values if call.added is None else values + call.added
-
-
-def _forward(x: Tensor, call: Call) -> tuple[Tensor, Tensor | float, Tensor]:
+def forward(x: Tensor, call: Call) -> tuple[Tensor, Tensor | float, Tensor]:
     """The loss, the factor of every row, and its gradient with the classes last."""
     rows, t = Rows("logits", x, call.dim), call.t
     data = fused.contiguous(x.detach(), call.dim)
@@ -118,7 +95,7 @@ def _forward(x: Tensor, call: Call) -> tuple[Tensor, Tensor | float, Tensor]:
         return x.new_full((), factor * total), factor, residual
     if call.added is not None:
         values += call.added
-    return reduce(values, call.weights, count, call.reduction), factor, residual
+    return reduced(torch, values, call.weights, count, call.reduction), factor, residual
 
 
 def _labels(t: Tensor) -> Tensor | float:
@@ -148,7 +125,7 @@ def _others(rows: Rows, call: Call) -> Rows:
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: Call) -> Tensor:
-        loss, ctx.factor, residual = _forward(x, call)
+        loss, ctx.factor, residual = forward(x, call)
         ctx.save_for_backward(x, residual)
         ctx.call = call
         return loss
@@ -157,19 +134,23 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         x, residual = ctx.saved_tensors
         rows = Rows("logits", x, ctx.call.dim)
-        last = not keeps_graph() and is_plain(g)
+        last = not keeps_graph() and is_plain(g)  # nobody will ask for y - t again
         if torch.is_grad_enabled():
-            residual, last = residual + _moving(rows, ctx.call), False
-        wide = torch.float64 if residual.dtype == torch.float64 else torch.float32
-        factor = (g.to(wide) * ctx.factor).to(wide)
-        if factor.ndim:
-            factor = factor.reshape((*residual.shape[:-1], 1))
-        if last:  # nobody will ask for y - t again
-            return fused.restore(rows, residual.mul_(factor)), None
-        return fused.restore(rows, (residual * factor).to(residual.dtype)), None
+            residual, last = residual + moving(rows, ctx.call), False
+        return backward(rows, residual, ctx.factor, g, last), None
 
 
-def _moving(rows: Rows, call: Call) -> Tensor:
+def backward(rows: Rows, residual: Tensor, factor: Any, g: Tensor, last: bool = False) -> Tensor:
+    """The cotangent of x, given that of the loss; in the place of the residual where it is the last."""
+    wide = torch.float64 if residual.dtype == torch.float64 else torch.float32
+    factor = (g.to(wide) * factor).to(wide)
+    if factor.ndim:
+        factor = factor.reshape((*residual.shape[:-1], 1))
+    found = residual.mul_(factor) if last else (residual * factor).to(residual.dtype)
+    return fused.restore(rows, found)
+
+
+def moving(rows: Rows, call: Call) -> Tensor:
     """A zero that moves with x as y - t does, with the classes last."""
     y = fused.contiguous(fused.evaluate(rows, call.k, call.lam, call.operator), call.dim)
     if call.completion == "best":

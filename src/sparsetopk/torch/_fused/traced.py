@@ -12,23 +12,24 @@ from torch import Tensor
 from ..._maths.operator import Operator
 from .._private import in_forward_mode, is_transforming
 from .._rows import product
-from .._rows.arguments import Number, Rows
+from .._rows.arguments import Number, Rows, is_plain
 from .._rows.product import times_finite
 from . import kernels, rows
 from .kernels import check_not_onnx
 
 _library = torch.library.Library("sparsetopk", "FRAGMENT")
 _NUMBERS = "Tensor? k, Tensor? lam, float k_number, float lam_number"
-_ASKED = f"{_NUMBERS}, int dim, int op, float exponent, bool debias"
-_library.define(f"relaxed(Tensor x, {_ASKED}, bool times_x) -> (Tensor, Tensor, Tensor)")
+ASKED = f"{_NUMBERS}, int dim, int op, float exponent, bool debias"
+_library.define(f"relaxed(Tensor x, {ASKED}, bool times_x) -> (Tensor, Tensor, Tensor)")
 _library.define(
-    f"relaxed_backward(Tensor x, Tensor g, Tensor state, Tensor mask, {_ASKED}, bool times_x, bool in_k,"
+    f"relaxed_backward(Tensor x, Tensor g, Tensor state, Tensor mask, {ASKED}, bool times_x, bool in_k,"
     " bool in_lam) -> (Tensor, Tensor, Tensor)"
 )
-_library.define(
-    f"loss(Tensor x, Tensor? t, {_ASKED}, int ignored, bool spread) -> (Tensor, Tensor)"
-)
 _library.define("select(Tensor y, int capacity) -> Tensor")
+_library.define("slots(Tensor y, int capacity, int dim) -> (Tensor, Tensor, Tensor)")
+_library.define(
+    "slots_backward(Tensor y, Tensor at, Tensor? g, Tensor? of_dropped, int dim) -> Tensor"
+)
 
 
 def takes(*values: object) -> bool:
@@ -42,7 +43,7 @@ def takes(*values: object) -> bool:
     )
 
 
-def _asked(of: Rows, k: Number, lam: Number, operator: Operator) -> tuple[Any, ...]:
+def asked(of: Rows, k: Number, lam: Number, operator: Operator) -> tuple[Any, ...]:
     """k and lam as tensors or numbers, and the rest, as the operators take them."""
     tensors = [
         value if isinstance(value, (Tensor, int, float)) else of.per_row(value)
@@ -55,11 +56,11 @@ def _asked(of: Rows, k: Number, lam: Number, operator: Operator) -> tuple[Any, .
 
 def evaluate(of: Rows, k: Number, lam: Number, operator: Operator, times_x: bool = False) -> Tensor:
     """The operator, for checked arguments, or x times it."""
-    return torch.ops.sparsetopk.relaxed(of.x, *_asked(of, k, lam, operator), times_x)[0]
+    return torch.ops.sparsetopk.relaxed(of.x, *asked(of, k, lam, operator), times_x)[0]
 
 
-class _Asked:
-    """What ``_asked`` made, unpacked again."""
+class Asked:
+    """What ``asked`` made, unpacked again."""
 
     def __init__(
         self,
@@ -85,14 +86,14 @@ class _Asked:
 def _relaxed(x: Tensor, *asked_and_times: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the state, and, where they differ, the mask."""
     *asked, times_x = asked_and_times
-    it = _Asked(x, *asked)
+    it = Asked(x, *asked)
     y, state = rows.forward(it.rows, it.k, it.lam, it.operator)
     return (times_finite(x, y), state, y) if times_x else (y, state, x.new_empty(0))
 
 
 def _relaxed_shapes(x: Tensor, *asked_and_times: Any) -> tuple[Tensor, Tensor, Tensor]:
     *asked, times_x = asked_and_times
-    it = _Asked(x, *asked)
+    it = Asked(x, *asked)
     state = x.new_empty((x.numel() // it.rows.n, 2), dtype=torch.float64)
     mask = it.like_x() if times_x else x.new_empty(0)
     return torch.empty_like(x + mask) if times_x else it.like_x(), state, mask
@@ -102,7 +103,7 @@ def _backward(
     x: Tensor, g: Tensor, state: Tensor, mask: Tensor, *asked_and_wanted: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     *asked, times_x, in_k, in_lam = asked_and_wanted
-    it = _Asked(x, *asked)
+    it = Asked(x, *asked)
     of_x, of_y = product.cotangents(x, mask, g) if times_x else (None, g)
     wanted = True, in_k, in_lam
     found = rows.backward(it.rows, it.k, it.lam, of_y, state, it.operator, wanted)
@@ -114,7 +115,7 @@ def _backward_shapes(
     x: Tensor, g: Tensor, state: Tensor, mask: Tensor, *asked_and_wanted: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     *asked, _, in_k, in_lam = asked_and_wanted
-    it = _Asked(x, *asked)
+    it = Asked(x, *asked)
     dk, dlam = (
         torch.empty_like(value, memory_format=torch.contiguous_format)
         if wanted and isinstance(value, Tensor)
@@ -126,10 +127,14 @@ def _backward_shapes(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, k, lam, *ctx.rest = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # no zeros for the state
     ctx.save_for_backward(x, k, lam, *output[1:])
 
 
-def _derivative(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _derivative(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if g is None:
+        return (None,) * (len(ctx.rest) + 3)
     x, k, lam, state, mask = ctx.saved_tensors
     wanted = ctx.needs_input_grad[:3]
     *rest, times_x = ctx.rest
@@ -139,7 +144,10 @@ def _derivative(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         found = torch.ops.sparsetopk.relaxed_backward(
             x, g, state, mask, k, lam, *ctx.rest, *wanted[1:]
         )
-    return (*(d if w else None for d, w in zip(found, wanted, strict=True)), *[None] * 7)
+    return (
+        *(d if w else None for d, w in zip(found, wanted, strict=True)),
+        *[None] * len(ctx.rest),
+    )
 
 
 def _differentiable(
@@ -153,7 +161,7 @@ def _differentiable(
     wanted: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """The cotangents of x, k and lam with a graph."""
-    it = _Asked(x, k, lam, *rest)
+    it = Asked(x, k, lam, *rest)
     if not times_x:
         return rows.differentiable_backward(it.rows, it.k, it.lam, g, state, it.operator, wanted)
 
@@ -172,64 +180,6 @@ torch.library.register_autograd(
 )
 
 
-def loss(
-    of: Rows,
-    t: Tensor | None,
-    k: Number,
-    lam: Number,
-    operator: Operator,
-    ignored: int,
-    spread: bool,
-) -> Tensor:
-    """f(x, 1_k) - <x, t> of every row (m), as ``kernels.loss``, with a derivative in x."""
-    asked = _asked(of, k, lam, operator)
-    return torch.ops.sparsetopk.loss(of.x, t, *asked, ignored, spread)[1]
-
-
-def _loss(x: Tensor, t: Tensor | None, *asked: Any) -> tuple[Tensor, Tensor]:
-    *asked, ignored, spread = asked  # type: ignore[assignment]
-    it = _Asked(x, *asked)
-    numbers = *rows.numbers(it.rows, it.k), *rows.numbers(it.rows, it.lam)
-    t = None if t is None else t.contiguous()
-    data = rows.contiguous(x, it.rows.dim)
-    residual, values, count, _ = kernels.loss(data, t, ignored, spread, *numbers, it.operator)
-    if count < 0:
-        raise ValueError(
-            f"targets must be class indices in [0, {it.rows.n}), got {t[-1 - count].item():g}"  # type: ignore[index]
-        )
-    return rows.restore(it.rows, residual), values
-
-
-def _loss_shapes(x: Tensor, t: Tensor | None, *asked: Any) -> tuple[Tensor, Tensor]:
-    it = _Asked(x, *asked[:-2])
-    return it.like_x(), x.new_empty(x.numel() // it.rows.n, dtype=torch.float64)
-
-
-def _save_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, t, k, lam, *ctx.rest = inputs
-    ctx.save_for_backward(x, t, k, lam, output[0])
-
-
-def _loss_derivative(ctx: Any, _: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
-    x, t, k, lam, residual = ctx.saved_tensors
-    *rest, ignored, _ = ctx.rest
-    it = _Asked(x, k, lam, *rest)
-    factor = g.reshape(it.rows.leading).unsqueeze(it.rows.dim)
-    if torch.is_grad_enabled():  # y moves with x, and t does not
-        y = evaluate(it.rows, it.k, it.lam, it.operator)
-        if t is not None and t.dtype == torch.int64:
-            y = y * (t != ignored).reshape(factor.shape)
-        residual = residual + (y - y.detach())
-    return (residual * factor).to(x.dtype), *[None] * 11
-
-
-_library.impl("loss", _loss, "CPU")
-_library.impl("loss", _loss_shapes, "Meta")
-torch.library.register_autograd(
-    "sparsetopk::loss", _loss_derivative, setup_context=_save_loss, lib=_library
-)
-
-
 def select(y: Tensor, capacity: int) -> Tensor:
     """``kernels.select``, which has no derivative."""
     return torch.ops.sparsetopk.select(y, capacity)
@@ -245,3 +195,65 @@ def _select_shapes(y: Tensor, capacity: int) -> Tensor:
 
 _library.impl("select", _select, "CPU")
 _library.impl("select", _select_shapes, "Meta")
+
+
+def slots(y: Tensor, capacity: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The entries of y with the largest magnitudes along the dimension, their indices, and the sum of
+    the magnitudes of the others, with the derivative of both."""
+    return torch.ops.sparsetopk.slots(y, capacity, dim)
+
+
+def dropped(y: Tensor, slots: Tensor) -> Tensor:
+    """The sum of the magnitudes that are in no slot, (m, 1); NaN for a row that is."""
+    kept = y.gather(-1, slots)
+    if is_plain(y) and y.detach().count_nonzero() == kept.detach().count_nonzero():
+        return kept.clamp(0, 0).abs().sum(dim=-1, keepdim=True)  # 0 with a derivative of 0, or NaN
+    rest = y.scatter(-1, slots, 0.0).abs().sum(dim=-1, keepdim=True)
+    return torch.where(kept.detach().isnan().any(dim=-1, keepdim=True), torch.nan, rest)
+
+
+def _slots(y: Tensor, capacity: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    of = Rows("y", y, dim)
+    at = kernels.select(of.data.contiguous(), capacity)
+    values, indices = of.unflatten(of.data.gather(-1, at)), of.unflatten(at)
+    return values.contiguous(), indices.contiguous(), of.restore_scalars(dropped(of.data, at))
+
+
+def _slots_shapes(y: Tensor, capacity: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    of = Rows("y", y, dim)
+    values = y.new_empty((*y.shape[:dim], capacity, *y.shape[dim + 1 :]))
+    return values, torch.empty_like(values, dtype=torch.int64), y.new_empty(of.leading)
+
+
+def _slots_backward(
+    y: Tensor, at: Tensor, g: Tensor | None, of_dropped: Tensor | None, dim: int
+) -> Tensor:
+    if of_dropped is None:
+        dy = torch.zeros_like(y, memory_format=torch.contiguous_format)
+    else:
+        dy = (y.sign() * of_dropped.unsqueeze(dim)).contiguous()
+    return dy.scatter_(dim, at, torch.zeros_like(at, dtype=y.dtype) if g is None else g)
+
+
+def _save_slots(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    y, _, ctx.dim = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(y, output[1])
+
+
+def _slots_derivative(
+    ctx: Any, g: Tensor | None, _: Any, of_dropped: Tensor | None
+) -> tuple[Any, ...]:
+    once = not torch.is_grad_enabled()  # else in operations: linear in the cotangents alone
+    backward: Any = torch.ops.sparsetopk.slots_backward if once else _slots_backward
+    return backward(*ctx.saved_tensors, g, of_dropped, ctx.dim), None, None
+
+
+_library.impl("slots", _slots, "CPU")
+_library.impl("slots", _slots_shapes, "Meta")
+_library.impl("slots_backward", _slots_backward, "CPU")
+_library.impl("slots_backward", lambda y, *_: y.new_empty(y.shape), "Meta")
+torch.library.register_autograd(
+    "sparsetopk::slots", _slots_derivative, setup_context=_save_slots, lib=_library
+)

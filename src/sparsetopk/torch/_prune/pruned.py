@@ -206,7 +206,8 @@ class Group:
         p = self.settings.p
         if self.settings.lam_scale is None or p == 2.0:
             return lam
-        squares = [v.detach().to(torch.float64).square().sum().cpu() for v in values]
+        squares = [v.detach().to(torch.float64).square().sum() for v in values]
+        squares = [s.to(squares[0].device) for s in squares]
         mean = torch.stack(squares).sum() / sum(v.numel() for v in values)
         return lam * torch.where(mean > 0, mean, 1.0) ** (1.0 - p / 2)
 

@@ -20,9 +20,9 @@ from ..._maths import value as _value
 from ..._maths.operator import Count, Operator
 from ..._maths.response import Relaxed, Sums, lam_floor
 from ..._maths.threshold import State
+from .._private import is_tracing
 from .._solvers import ops
 from .._solvers.vectorized import row_sum, split
-from .._private import is_tracing
 from .arguments import Number, Rows, is_transformed
 from .namespace import LOOKS_ALWAYS, needs_derivative
 

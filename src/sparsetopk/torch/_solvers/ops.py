@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..._maths.operator import Operator
 from .._fused import kernels
+from .._private import is_tracing
 from .._triton import state
 from . import vectorized
 
@@ -23,6 +24,8 @@ def threshold(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Te
     On the CPU, and where there are kernels, a call of the operator, which tracers keep as it is;
     elsewhere the operations themselves, which they can fuse.
     """
+    if not torch.compiler.is_compiling() and is_tracing():
+        kernels.check_not_onnx()
     if x.device.type == "cpu" or state.takes(x, x.shape[-1], Operator(op, exponent)):
         return torch.ops.sparsetopk.threshold(x, k, lam, op, exponent)
     return vectorized.solve(x, k, lam, op, exponent)
@@ -38,7 +41,8 @@ def _threshold_cpu(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) 
     operator = Operator(op, exponent, False)
     if not kernels.has(operator) or x.numel() == 0:
         return vectorized.solve(x, k, lam, op, exponent, stop_early=True)
-    return kernels.forward(x.contiguous(), k.contiguous(), 1, lam.contiguous(), 1, operator)[1]
+    x, k, lam = (kernels.bare(v.contiguous()) for v in (x, k, lam))
+    return kernels.forward(x, k, 1, lam, 1, operator)[1]
 
 
 def _threshold_meta(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Tensor:

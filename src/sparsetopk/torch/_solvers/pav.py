@@ -13,7 +13,8 @@ from torch import Tensor
 from ..._core import native
 from ..._maths.isotonic import PHI_NAMES
 from ..._numpy.isotonic import solve_isotonic
-from .._fused.kernels import address, check_not_onnx
+from .._fused.kernels import address, bare, check_not_onnx
+from .._private import is_tracing
 
 _library = torch.library.Library("sparsetopk", "FRAGMENT")
 _library.define(
@@ -28,6 +29,8 @@ def solve(
     and lam > 0 (m, 1), each in the order of x: (x - u)/lam in the dtype of lam, the ids of the blocks,
     and the index of the entry of w that every entry is paired with.
     """
+    if not torch.compiler.is_compiling() and is_tracing():
+        check_not_onnx()
     return torch.ops.sparsetopk.pav(x, w, lam, phi, exponent)
 
 
@@ -36,7 +39,7 @@ def _cpu(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if native is None:
         return _in_numpy(x, w, lam, phi, exponent)
-    x, w, lam_ = sortable(x), sortable(w), lam.double().contiguous()
+    x, w, lam_ = (bare(v) for v in (sortable(x), sortable(w), lam.double().contiguous()))
     d = x.new_empty(x.shape, dtype=torch.float64)
     block, paired = (x.new_empty(x.shape, dtype=torch.int64) for _ in range(2))
     n = x.numel()

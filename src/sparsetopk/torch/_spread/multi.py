@@ -43,6 +43,7 @@ from .._rows.arguments import (
 )
 from .._rows.differentiable import relax
 from .._solvers import ops
+from .._triton import multi as on_gpu
 from .groups import Shared, check_group
 from .passes import (
     Block,
@@ -123,6 +124,10 @@ class _Options:
     straight_through: bool
     shared: Shared | None
 
+    @property
+    def operator(self) -> Operator:
+        return Operator(MAGNITUDE, self.exponent, self.debias)
+
 
 def _check_tensors(tensors: object) -> list[Tensor]:
     if isinstance(tensors, Tensor) or not isinstance(tensors, Sequence):
@@ -136,10 +141,9 @@ def _concatenated(
     """In ordinary operations on the live concatenation, for every transform."""
     dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
     rows = Rows("x", torch.cat([x.flatten().to(dtype) for x in tensors]), 0)
-    operator = Operator(MAGNITUDE, options.exponent, options.debias)
-    y = relax(rows, k, lam, operator).y()
+    y = relax(rows, k, lam, options.operator).y()
     if options.straight_through:
-        hard = relax(rows, k, 0.0, operator).y()
+        hard = relax(rows, k, 0.0, options.operator).y()
         y = hard.detach() + (y - y.detach())
     parts = y.flatten().split([x.numel() for x in tensors])
     return [part.reshape(x.shape).to(x.dtype) for part, x in zip(parts, tensors, strict=True)]
@@ -150,18 +154,12 @@ class _Multi(torch.autograd.Function):
     def forward(
         ctx: Any, k: Number, lam: Number, options: _Options, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        outs = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
-        xs, shared = [_flat(x) for x in tensors], options.shared
-        survey = Survey.of(xs) if shared is None else _survey(xs, shared, float(k), float(lam))
-        passes = _passes(xs, [out.view(-1) for out in outs], shared)
-        e, debias, straight = options.exponent, options.debias, options.straight_through
-        row = ctx.row = solve(survey, passes, float(k), float(lam), e, debias, writes=not straight)
-        ctx.left = _left(passes, row, shared)
-        if straight:
-            hard = solve(survey, passes, row.k, 0.0, e, debias)
-            passes.apply(hard, _left(passes, hard, shared))
+        ctx.on_gpu = options.shared is None and on_gpu.takes(tensors)
+        if ctx.on_gpu:
+            straight = options.straight_through
+            outs, ctx.state = on_gpu.forward(tensors, k, lam, options.operator, straight)
         else:
-            passes.apply(row, ctx.left)
+            outs = _solved(ctx, k, lam, options, tensors)
         ctx.save_for_backward(*tensors, *(v for v in (k, lam) if isinstance(v, Tensor)))
         ctx.numbers = tuple(None if isinstance(v, Tensor) else v for v in (k, lam))
         ctx.options = options
@@ -180,6 +178,11 @@ class _Multi(torch.autograd.Function):
                     "topk_mag_multi has no second derivatives over a group, and no batched ones"
                 )
             return _differentiable_backward(k, lam, tensors, gs, ctx.options, ctx.needs_input_grad)
+        if ctx.on_gpu:
+            outs, *of_k_and_lam = on_gpu.backward(
+                tensors, gs, ctx.state, k, lam, ctx.options.operator
+            )
+            return (*of_k_and_lam, None, *outs)
         outs = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
         cotangents = [None if g is None else _flat(g) for g in gs]
         flat = [out.view(-1) for out in outs]
@@ -195,6 +198,25 @@ class _Multi(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         of_numbers = (_like(dk, k) if wanted[0] else None, _like(dlam, lam) if wanted[1] else None)
         return (*of_numbers, None, *outs)
+
+
+def _solved(
+    ctx: Any, k: Number, lam: Number, options: _Options, tensors: Sequence[Tensor]
+) -> list[Tensor]:
+    """The outputs, by passes; ``ctx`` keeps what was found."""
+    outs = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
+    xs, shared = [_flat(x) for x in tensors], options.shared
+    survey = Survey.of(xs) if shared is None else _survey(xs, shared, float(k), float(lam))
+    passes = _passes(xs, [out.view(-1) for out in outs], shared)
+    e, debias, straight = options.exponent, options.debias, options.straight_through
+    row = ctx.row = solve(survey, passes, float(k), float(lam), e, debias, writes=not straight)
+    ctx.left = _left(passes, row, shared)
+    if straight:
+        hard = solve(survey, passes, row.k, 0.0, e, debias)
+        passes.apply(hard, _left(passes, hard, shared))
+    else:
+        passes.apply(row, ctx.left)
+    return outs
 
 
 def _are_ordinary(tensors: Iterable[Tensor]) -> bool:

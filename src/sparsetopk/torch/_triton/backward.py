@@ -24,22 +24,12 @@ from .solve import count_of
 
 
 @triton.jit
-def _of_block(
-    t, y, slope, g, inside, above, pinned, k, frac, lam, OP: tl.constexpr, DEBIAS: tl.constexpr
+def block_rule(
+    size, left, total, of_g, sum_g, mass, pinned, lam, OP: tl.constexpr, DEBIAS: tl.constexpr
 ):
-    """What the block gives: dx of its entries, and dk and dlam of the row.
-
-    dx_i = b g_i + S'(t_i)/lam (g_i - mean), with b = 1 for the debiased magnitude and else 0. An entry
-    that is the block alone feels the curvature of phi alone.
-    """
+    """From sums over the block, of S', S' g, g and S: the mean that its cotangents lose, whether it is a
+    single entry, the slope of that alone, and dk."""
     B: tl.constexpr = 1.0 if OP == MAGNITUDE and DEBIAS else 0.0
-    size = count_of(inside)
-    left = (k - count_of(above)).to(t.dtype) + frac
-    rho = tl.where(inside, slope, 0.0)
-    g = tl.where(inside, g, 0.0)
-    total = tl.sum(rho, 1)
-    of_g = tl.sum(rho * g, 1)
-    sum_g = tl.sum(g, 1)
     curvature = 0.0 * left
     prime = 1.0 + curvature
     moves = ~pinned
@@ -49,19 +39,47 @@ def _of_block(
         curvature = tl.where(moves, left, 0.0)
         of_g += lam * B * sum_g
         # sum_i S(t_i) = v left is precise also where v is tiny
-        prime = tl.sum(tl.where(inside, y, 0.0), 1) / tl.where(moves, left, 1.0)
+        prime = mass / tl.where(moves, left, 1.0)
     steep = total + lam * curvature
     steep_or_1 = tl.where((steep > 0) & moves, steep, 1.0)
     mean = tl.where((steep > 0) & moves, of_g, 0.0) / steep_or_1
     single = (size == 1) & moves
     alone = tl.where(steep > 0, curvature * ((total + lam * B) / steep_or_1), 0.0)
-    gain = tl.minimum(rho / lam[:, None], largest(t.dtype) * 1e-6)
-    moved = gain * (g - mean[:, None])
+    dk = tl.where((left > 0) & (left < size.to(left.dtype)), prime * mean, 0.0)
+    return mean, single, alone, dk
+
+
+@triton.jit
+def block_moves(rho, g, mean, lam):
+    """How the block moves: S'(t)/lam (g - mean), finite."""
+    return tl.minimum(rho / lam[:, None], largest(rho.dtype) * 1e-6) * (g - mean[:, None])
+
+
+@triton.jit
+def _of_block(
+    t, y, slope, g, inside, above, pinned, k, frac, lam, OP: tl.constexpr, DEBIAS: tl.constexpr
+):
+    """What the block gives: dx of its entries, and dk and dlam of the row.
+
+    dx_i = b g_i + S'(t_i)/lam (g_i - mean), with b = 1 for the debiased magnitude and else 0. An entry
+    that is the block alone feels the curvature of phi alone.
+    """
+    B: tl.constexpr = 1.0 if OP == MAGNITUDE and DEBIAS else 0.0
+    left = (k - count_of(above)).to(t.dtype) + frac
+    rho = tl.where(inside, slope, 0.0)
+    g = tl.where(inside, g, 0.0)
+    total = tl.sum(rho, 1)
+    of_g = tl.sum(rho * g, 1)
+    sum_g = tl.sum(g, 1)
+    mass = tl.sum(tl.where(inside, y, 0.0), 1)
+    mean, single, alone, dk = block_rule(
+        count_of(inside), left, total, of_g, sum_g, mass, pinned, lam, OP, DEBIAS
+    )
+    moved = block_moves(rho, g, mean, lam)
     dlam = -tl.sum(tl.where(inside, moved * t, 0.0), 1)
     dx = tl.where(single[:, None], alone[:, None] * g, B * g + moved)
     only_t = tl.sum(tl.where(inside & single[:, None], t, 0.0), 1)
     dlam = tl.where(single, sum_g * only_t * (B - alone), dlam)
-    dk = tl.where((left > 0) & (left < size.to(t.dtype)), prime * mean, 0.0)
     return dx, dk, dlam
 
 
@@ -88,6 +106,16 @@ def _relaxed(
     return dx, dk + shared / tl.maximum(crowd, 1.0), dlam
 
 
+@triton.jit
+def cotangent(x, g, OP: tl.constexpr, TIMES: tl.constexpr):
+    """Of the output without its sign, and not yet multiplied by x."""
+    if is_even(OP):
+        g = tl.where(x < 0, 0.0 - g, g)
+    if TIMES:
+        g = tl.where(tl.abs(x) < float("inf"), x * g, 0.0)
+    return g
+
+
 @triton.jit(do_not_specialize=["m", "k_bits", "lam_bits"])
 def backward_kernel(
     x_ptr, g_ptr, k_ptr, lam_ptr, state_ptr, dx_ptr, dk_ptr, dlam_ptr, m, n, k_stride, lam_stride,
@@ -104,11 +132,7 @@ def backward_kernel(
     pivot = tl.load(state_ptr + 2 * row.to(tl.int64), mask=row < m, other=float("inf"))
     delta = tl.load(state_ptr + 2 * row.to(tl.int64) + 1, mask=row < m, other=0.0)
     a = keys(x, there, OP)
-    of_y = g
-    if is_even(OP):
-        of_y = tl.where(x < 0, 0.0 - g, g)
-    if TIMES:
-        of_y = tl.where(tl.abs(x) < float("inf"), x * g, 0.0)
+    of_y = cotangent(x, g, OP, TIMES)
     dx = tl.zeros_like(x)
     dk = 0.0 * lam
     dlam = dk

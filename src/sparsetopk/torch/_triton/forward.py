@@ -6,8 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rows import has_bad_entry, in_range, keys, number, output, places, split
-from .scalars import is_even
+from .rows import finish, has_bad_entry, in_range, keys, number, output, places, split
 from .solve import solve
 
 
@@ -34,10 +33,7 @@ def forward_kernel(
     tl.store(state_ptr + 2 * row.to(tl.int64) + 1, delta, mask=row < m)
     if WRITE:
         y = output(a, k, frac, lam, pivot, delta, OP, E, DEBIAS, RELAXED, HARD)
-        if is_even(OP):
-            y = tl.where(x < 0, 0.0 - y, y)
-        if TIMES:
-            y = tl.where(y != 0, x * y, 0.0) + 0.0  # 0 and not -0
+        y = finish(y, x, OP, TIMES)
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=there)
     if COUNT:
         tl.store(passes_ptr + row, passes + 0 * row, mask=row < m)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._maths.operator import MAGNITUDE, Operator
-from . import compute_dtype
+from . import compute_dtype, is_long
 from .backward import backward_kernel
 from .forward import forward_kernel
 
@@ -48,7 +48,7 @@ def _needs_a_loop(operator: Operator) -> bool:
     return operator.exponent not in (1.0, 2.0, 3.0)
 
 
-class _Given(NamedTuple):
+class Given(NamedTuple):
     """k or lam as a kernel takes it: a pointer and a stride, or the bits of a float64."""
 
     pointer: Tensor
@@ -57,21 +57,21 @@ class _Given(NamedTuple):
     is_tensor: bool
 
     @classmethod
-    def of(cls, value: Number, instead: Tensor) -> _Given:
+    def of(cls, value: Number, instead: Tensor) -> Given:
         if isinstance(value, Tensor):
             return cls(value, 0 if value.numel() == 1 else 1, 0, True)
         return cls(instead, 0, struct.unpack("q", struct.pack("d", value))[0], False)
 
 
-def _device_of(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+def device_of(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Triton launches on the current device."""
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
 def _settings(
-    x: Tensor, k: _Given, lam: _Given, lam_value: Number, operator: Operator
+    x: Tensor, k: Given, lam: Given, lam_value: Number, operator: Operator
 ) -> dict[str, Any]:
-    mixed, dtype = isinstance(lam_value, Tensor), compute_dtype(x, operator)
+    mixed, dtype = isinstance(lam_value, Tensor), compute_dtype(x.dtype, operator)
     shape = Shape.of(x.shape[1], operator, dtype, mixed)
     return {
         "K_TENSOR": k.is_tensor,
@@ -98,18 +98,23 @@ def forward(
     write: bool = True,
     passes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The output and the state (m, 2) of contiguous rows x (m, n); y is empty unless it is to
-    be written.
+    """The output and the state (m, 2), or (m, 3) of long rows, of contiguous rows x (m, n); y is empty
+    unless it is to be written.
 
     k and lam are numbers, or contiguous tensors of one number or of m; ``times`` multiplies a mask by
     x, and ``passes`` (m) is told how often a row was looked at.
     """
     m, n = x.shape
     y = torch.empty_like(x if write else x[:0])
-    state = x.new_empty((m, 2), dtype=compute_dtype(x, operator))
-    of_k, of_lam = _Given.of(k, state), _Given.of(lam, state)
+    if is_long(x, operator):
+        from . import launch_long
+
+        at = launch_long.Place.of(x)
+        return y, launch_long.forward(at, k, lam, operator, y if write else None, times=times)
+    state = x.new_empty((m, 2), dtype=compute_dtype(x.dtype, operator))
+    of_k, of_lam = Given.of(k, state), Given.of(lam, state)
     settings = _settings(x, of_k, of_lam, lam, operator)
-    with _device_of(x):
+    with device_of(x):
         forward_kernel[(triton.cdiv(m, settings["ROWS"]),)](
             x,
             of_k.pointer,
@@ -146,10 +151,15 @@ def backward(
     """The cotangents of x (m, n), and of k and lam (m), which are empty where they are not wanted."""
     m, n = x.shape
     dx = torch.empty_like(x)
+    if is_long(x, operator):
+        from . import launch_long
+
+        at, wanted = launch_long.Place.of(x), {"in_k": in_k, "in_lam": in_lam}
+        return dx, *launch_long.backward(at, g, state, k, lam, operator, dx, times=times, **wanted)
     dk, dlam = (state.new_empty(m if wanted else 0) for wanted in (in_k, in_lam))
-    of_k, of_lam = _Given.of(k, state), _Given.of(lam, state)
+    of_k, of_lam = Given.of(k, state), Given.of(lam, state)
     settings = _settings(x, of_k, of_lam, lam, operator)
-    with _device_of(x):
+    with device_of(x):
         backward_kernel[(triton.cdiv(m, settings["ROWS"]),)](
             x,
             g,

@@ -147,7 +147,7 @@ def _differentiable_backward(
         rows = Rows("x", x, 1)
         may_be_hard = isinstance(lam, Tensor) or lam == 0
         solved = from_state(
-            rows, rows.per_row(k), rows.per_row(lam), state, ctx.operator, may_be_hard
+            rows, rows.per_row(k), rows.per_row(lam), state[:, :2], ctx.operator, may_be_hard
         )
         y = rows.restore(solved.y())
         return times(x, y) if ctx.times else y

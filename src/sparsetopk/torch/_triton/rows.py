@@ -146,6 +146,22 @@ def whole_output(a, d, DEBIAS: tl.constexpr, OP: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
+def relaxed_output(
+    a, k, frac, lam, pivot, delta, OP: tl.constexpr, E: tl.constexpr, DEBIAS: tl.constexpr
+):
+    """The output without its sign, where lam > 0."""
+    d = lone(a, lam, DEBIAS, OP, E)
+    t, inner, _, inside, above, _ = split_entries(a, pivot, delta, lam, OP, E)
+    if OP == MAGNITUDE and DEBIAS:
+        inner += lam[:, None] * t
+    above = above | ((pivot == float("-inf"))[:, None] & (a > float("-inf")))
+    y = tl.where(above, whole_output(a, d, DEBIAS, OP, E), tl.where(inside, inner, 0.0))
+    crowd = tl.where(pivot == float("inf"), delta, 0.0)
+    shared = (k.to(a.dtype) + frac) / tl.maximum(crowd, 1.0)
+    return tl.where((crowd > 0)[:, None] & (a == float("inf")), shared[:, None], y)
+
+
+@triton.jit
 def output(
     a, k, frac, lam, pivot, delta, OP: tl.constexpr, E: tl.constexpr, DEBIAS: tl.constexpr,
     RELAXED: tl.constexpr, HARD: tl.constexpr,
@@ -153,15 +169,7 @@ def output(
     """The output without its sign."""
     y = tl.zeros_like(a)
     if RELAXED:
-        d = lone(a, lam, DEBIAS, OP, E)
-        t, inner, _, inside, above, _ = split_entries(a, pivot, delta, lam, OP, E)
-        if OP == MAGNITUDE and DEBIAS:
-            inner += lam[:, None] * t
-        above = above | ((pivot == float("-inf"))[:, None] & (a > float("-inf")))
-        y = tl.where(above, whole_output(a, d, DEBIAS, OP, E), tl.where(inside, inner, 0.0))
-        crowd = tl.where(pivot == float("inf"), delta, 0.0)
-        shared = (k.to(a.dtype) + frac) / tl.maximum(crowd, 1.0)
-        y = tl.where((crowd > 0)[:, None] & (a == float("inf")), shared[:, None], y)
+        y = relaxed_output(a, k, frac, lam, pivot, delta, OP, E, DEBIAS)
     if HARD:
         hard = lam == 0
         if any_of(hard):
@@ -170,6 +178,16 @@ def output(
                 mask = tl.where(mask > 0, a * mask, 0.0)
             y = tl.where(hard[:, None], mask, y)
     return tl.where((pivot != pivot)[:, None], float("nan"), y)
+
+
+@triton.jit
+def finish(y, x, OP: tl.constexpr, TIMES: tl.constexpr):
+    """The output with its sign, or times x."""
+    if is_even(OP):
+        y = tl.where(x < 0, 0.0 - y, y)
+    if TIMES:
+        y = tl.where(y != 0, x * y, 0.0) + 0.0  # 0 and not -0
+    return y
 
 
 @triton.jit

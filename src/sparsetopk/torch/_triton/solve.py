@@ -3,6 +3,9 @@
 
 A tile a (rows, entries) holds x, or |x|, in the dtype of the computation, and -inf where there is
 nothing; what there is one of for a row is (rows,). A loop ends when all rows of the tile are done.
+
+In the place of a tile the searches take one row in memory too, as a pointer and a count: what they ask
+for are sums over the entries, counts, and the ends.
 """
 
 from __future__ import annotations
@@ -32,6 +35,12 @@ from .scalars import (
 
 _NEWTON_PASSES = tl.constexpr(24)  # that look for a pivot; after them bisection ends
 _LIMIT = tl.constexpr(200)  # no loop comes near it
+TILE = tl.constexpr(4096)  # of a row in memory
+
+
+@triton.constexpr_function
+def in_memory(a):
+    return isinstance(a, (tuple, tl.tuple))
 
 
 @triton.jit
@@ -46,7 +55,64 @@ def count_of(flags):
 
 
 @triton.jit
+def tile_of(a, start):
+    """The entries of a row in memory from ``start`` on."""
+    ptr, count = a
+    at = start + tl.arange(0, TILE)
+    return tl.load(ptr + at, mask=at < count, other=float("-inf"))[None, :]
+
+
+@triton.jit
+def count_from(a, level):
+    """How many entries reach a level."""
+    if in_memory(a):
+        count = tl.zeros_like(level).to(tl.int32)
+        for start in range(0, a[1], TILE):
+            count += count_of(tile_of(a, start) >= level[:, None])
+    else:
+        count = count_of(a >= level[:, None])
+    return count
+
+
+@triton.jit
+def ends_from(a, level):
+    """The smallest entry that reaches a level, and the largest; inf and -inf if there is none."""
+    if in_memory(a):
+        lo = tl.full(level.shape, float("inf"), level.dtype)
+        hi = tl.full(level.shape, float("-inf"), level.dtype)
+        for start in range(0, a[1], TILE):
+            part = tile_of(a, start)
+            reached = part >= level[:, None]
+            lo = tl.minimum(lo, tl.min(tl.where(reached, part, float("inf")), 1))
+            hi = tl.maximum(hi, tl.max(tl.where(reached, part, float("-inf")), 1))
+    else:
+        reached = a >= level[:, None]
+        lo = tl.min(tl.where(reached, a, float("inf")), 1)
+        hi = tl.max(tl.where(reached, a, float("-inf")), 1)
+    return lo, hi
+
+
+@triton.jit
 def _sums(a, pivot, delta, v, inv, OP: tl.constexpr, E: tl.constexpr):
+    """``tile_sums`` of a tile, or of a row in memory: in float64 then, as it may be long."""
+    if in_memory(a):
+        mass = tl.zeros_like(pivot).to(tl.float64)
+        total = tl.zeros_like(mass)
+        taken = tl.zeros_like(pivot).to(tl.int32)
+        for start in range(0, a[1], TILE):
+            more, slope, whole = tile_sums(tile_of(a, start), pivot, delta, v, inv, OP, E)
+            mass += more.to(tl.float64)
+            total += slope.to(tl.float64)
+            taken += whole
+        mass = mass.to(pivot.dtype)
+        total = total.to(pivot.dtype)
+    else:
+        mass, total, taken = tile_sums(a, pivot, delta, v, inv, OP, E)
+    return mass, total, taken
+
+
+@triton.jit
+def tile_sums(a, pivot, delta, v, inv, OP: tl.constexpr, E: tl.constexpr):
     """Over the block, S(t) and S'(t); and how many entries are selected whole."""
     ZERO: tl.constexpr = zero_of(OP)
     t = (a - pivot[:, None]) * inv[:, None] + delta[:, None]
@@ -70,7 +136,7 @@ def _equation(a, pivot, delta, k, frac, lam, inv, OP: tl.constexpr, E: tl.conste
     """sum_i z_i - k, which increases with delta; the step of Newton's method; what is left of k."""
     v = pivot - lam * delta
     mass, slope, taken = _sums(a, pivot, delta, v, inv, OP, E)
-    left = (k - taken).to(a.dtype) + frac
+    left = (k - taken).to(lam.dtype) + frac
     share = mass
     target = left
     if OP == MAGNITUDE:
@@ -93,15 +159,15 @@ def _equation(a, pivot, delta, k, frac, lam, inv, OP: tl.constexpr, E: tl.conste
 def nth(a, i, rows, guess):
     """a_[i], the i-th largest entry, in rows that have so many; from a guess, by interpolation of the
     counts and bisection. Done as soon as exactly i entries reach a number."""
-    lo = tl.min(tl.where(a > float("-inf"), a, float("inf")), 1)  # reached by i or more
-    hi = tl.max(a, 1)
+    least = tl.full(guess.shape, -largest(guess.dtype), guess.dtype)
+    lo, hi = ends_from(a, least)  # lo is reached by i or more
     over = tl.full(i.shape, 0, tl.int32)  # how many are above hi, at least; and from lo on
-    upto = count_of(a > float("-inf"))
+    upto = count_from(a, least)
     todo = rows & (lo < hi)
     trial = tl.minimum(tl.maximum(guess, lo), hi)
     passes = 0
     while any_of(todo) & (passes < _LIMIT):
-        reached = count_of(a >= trial[:, None])
+        reached = count_from(a, trial)
         enough = reached >= i
         below = from_key(key(trial) - 1)
         lo = tl.where(todo & enough, trial, lo)
@@ -111,12 +177,12 @@ def nth(a, i, rows, guess):
         todo = todo & (reached != i) & (key(lo) < key(hi))
         low, high = key(lo), key(hi)
         middle = from_key((low >> 1) + (high >> 1) + ((low | high) & 1))
-        share = (upto - i).to(a.dtype) + 0.5
-        between_counts = lo + (hi - lo) * (share / tl.maximum(upto - over, 1).to(a.dtype))
+        share = (upto - i).to(lo.dtype) + 0.5
+        between_counts = lo + (hi - lo) * (share / tl.maximum(upto - over, 1).to(lo.dtype))
         use = (between_counts > lo) & (between_counts <= hi) & (passes % 3 != 2) & (passes < 12)
         trial = tl.where(todo, tl.where(use, between_counts, middle), trial)
         passes += 1
-    return tl.min(tl.where(a >= lo[:, None], a, float("inf")), 1)
+    return ends_from(a, lo)[0]
 
 
 @triton.jit
@@ -149,12 +215,12 @@ def normal_guess(a, bottom, top, k, OP: tl.constexpr):
 
 
 @triton.jit
-def _bracket(a, bottom, top, lam, OP: tl.constexpr, E: tl.constexpr):
+def bracket(bottom, top, lam, OP: tl.constexpr, E: tl.constexpr):
     """The ends of the threshold, one float further: what is added may be too small to count."""
-    limit = largest(a.dtype)
+    limit = largest(lam.dtype)
     if OP == MAGNITUDE:  # S(d) = u: precise also where it is tiny
         lo, _ = respond(alone(bottom, lam, OP, E), OP, E)
-        lo = lo * (1.0 - 64.0 * epsilon(a.dtype))
+        lo = lo * (1.0 - 64.0 * epsilon(lam.dtype))
     else:
         lo = bottom - lam
     lo = next_float(tl.maximum(lo, 0.0 if is_even(OP) else -limit), -1)
@@ -203,7 +269,7 @@ def _find_delta(
     a, k, frac, lam, inv, rows, pivot, lo, hi, x, unit, OP: tl.constexpr, E: tl.constexpr
 ):
     """``_maths/root.py`` on the equation: the delta in [lo, hi] with the smallest residual."""
-    eps = epsilon(a.dtype)
+    eps = epsilon(lam.dtype)
     tol = 4.0 * eps * (E if E > 1.0 or OP == TWO_SIDED else 1.0)
     if is_steep(OP, E):
         tol = 4.0 * eps
@@ -242,7 +308,7 @@ def _find_delta(
 def _relaxed_from_entries(a, k, frac, lam, inv, rows, n, guess, OP: tl.constexpr, E: tl.constexpr):
     """With a_[floor k + 1] as the pivot: where S is steep at 0, only the distance to an entry has every
     digit that t needs."""
-    limit = largest(a.dtype)
+    limit = largest(lam.dtype)
     boundary = nth(a, tl.maximum(k + (frac > 0).to(tl.int32), 1), rows, guess)
     pivot = nth(a, tl.minimum(k + 1, n), rows, guess)
     pivot = tl.where((pivot >= -limit) & (pivot <= limit), pivot, 0.0)
@@ -268,7 +334,7 @@ def _delta_ends(a, v, lo, hi, newton, k, lam, inv, OP: tl.constexpr, E: tl.const
     block is at one of them, or there is none.
     """
     pivot = tl.minimum(tl.maximum(v - lam * newton, lo), hi)
-    wider = (1.0 + 4.0 * epsilon(a.dtype)) * inv
+    wider = (1.0 + 4.0 * epsilon(lam.dtype)) * inv
     from_delta = (pivot - hi) * wider
     to_delta = (pivot - lo) * wider
     _, adjacent = between(lo, hi)
@@ -277,7 +343,7 @@ def _delta_ends(a, v, lo, hi, newton, k, lam, inv, OP: tl.constexpr, E: tl.const
     from_apart = 0.0 * lam
     to_apart = alone(tl.maximum(pivot, 0.0) if is_even(OP) else pivot, lam, OP, E)
     if OP == TWO_SIDED:
-        at_lo = apart & (k >= count_of(a >= hi[:, None]))
+        at_lo = apart & (k >= count_from(a, hi))
         pivot = tl.where(at_lo, lo, pivot)
         from_apart = tl.where(at_lo, -1.0, from_apart)
         to_apart = tl.where(at_lo, 0.0, to_apart)
@@ -288,26 +354,15 @@ def _delta_ends(a, v, lo, hi, newton, k, lam, inv, OP: tl.constexpr, E: tl.const
 
 
 @triton.jit
-def relaxed_threshold(a, k, frac, lam, rows, n, OP: tl.constexpr, E: tl.constexpr):
-    """pivot and delta of the rows that are set, for lam > 0; and how many passes it took."""
+def search(a, k, frac, lam, rows, n, few, lo, hi, start, guess, OP: tl.constexpr, E: tl.constexpr):
+    """pivot and delta of the rows that are set, for lam > 0 and a threshold in [lo, hi] that is above 0
+    where phi is even, from a start, and a guess of a_[k]; and how many passes it took.
+
+    ``few`` is k of all n entries: with a larger delta, n of them lose more digits than k has."""
     inv = 1.0 / lam
-    bottom, top = _ends(a)
-    asked = k.to(a.dtype) + frac
-    guess = normal_guess(a, bottom, top, asked, OP)
-    pinned = rows & False
-    if OP == SIGN:
-        at_zero, _, _ = _equation(a, 0.0 * lam, 0.0 * lam, k, frac, lam, inv, OP, E)
-        pinned = at_zero <= 0
-    if OP == MAGNITUDE:
-        pinned = count_of(a > 0) <= k
-    rows = rows & ~pinned
     if is_steep(OP, E):
         pivot, delta, passes = _relaxed_from_entries(a, k, frac, lam, inv, rows, n, guess, OP, E)
     else:
-        few = tl.maximum(k.to(a.dtype), 1.0) / n
-        lo, hi = _bracket(a, bottom, top, lam, OP, E)
-        start = guess if OP == TWO_SIDED else guess - 0.5 * lam
-        start = tl.minimum(tl.maximum(tl.maximum(start, bottom), lo), hi)
         v, lo, hi, newton, passes = _find_pivot(
             a, k, frac, lam, inv, rows, lo, hi, start, 8.0 * few, OP, E
         )
@@ -318,10 +373,61 @@ def relaxed_threshold(a, k, frac, lam, rows, n, OP: tl.constexpr, E: tl.constexp
         )
         passes += more
     if is_even(OP):
-        pinned = pinned | (delta >= pivot * inv)
+        pinned = delta >= pivot * inv
         pivot = tl.where(pinned, 0.0, pivot)
         delta = tl.where(pinned, 0.0, delta)
     return pivot, delta, passes
+
+
+@triton.jit
+def relaxed_threshold(a, k, frac, lam, rows, n, OP: tl.constexpr, E: tl.constexpr):
+    """pivot and delta of the rows that are set, for lam > 0; and how many passes it took."""
+    bottom, top = _ends(a)
+    guess = normal_guess(a, bottom, top, k.to(a.dtype) + frac, OP)
+    pinned = rows & False
+    if OP == SIGN:
+        at_zero, _, _ = _equation(a, 0.0 * lam, 0.0 * lam, k, frac, lam, 1.0 / lam, OP, E)
+        pinned = at_zero <= 0
+    if OP == MAGNITUDE:
+        pinned = count_of(a > 0) <= k
+    few = tl.maximum(k.to(a.dtype), 1.0) / n
+    lo, hi = bracket(bottom, top, lam, OP, E)
+    start = guess if OP == TWO_SIDED else guess - 0.5 * lam
+    start = tl.minimum(tl.maximum(tl.maximum(start, bottom), lo), hi)
+    pivot, delta, passes = search(
+        a, k, frac, lam, rows & ~pinned, n, few, lo, hi, start, guess, OP, E
+    )
+    return tl.where(pinned, 0.0, pivot), tl.where(pinned, 0.0, delta), passes
+
+
+@triton.jit
+def hard_threshold(a, k, frac, rows, guess):
+    """a_[ceil k] and what is left for the entries equal to it, of the rows that are set."""
+    boundary = nth(a, tl.maximum(k + (frac > 0).to(tl.int32), 1), rows, guess)
+    over = count_from(a, from_key(key(boundary) + 1))
+    return boundary, (k - over).to(frac.dtype) + frac
+
+
+@triton.jit
+def specials(k, frac, invalid, infinite, count, OP: tl.constexpr):
+    """Rows without a threshold, by the number of entries that are infinite and that are candidates:
+    more of the former than k, nothing selected, everything selected."""
+    crowded = (infinite - k).to(frac.dtype) > frac
+    nothing = (k == 0) & (frac == 0)
+    everything = (k >= count) & ~nothing
+    if OP == SIGN:  # it may take less than k
+        everything = everything & False
+    return crowded, nothing, everything, invalid | crowded | nothing | everything
+
+
+@triton.jit
+def as_state(pivot, delta, invalid, infinite, crowded, nothing, everything):
+    """See ``_maths.threshold.State``."""
+    pivot = tl.where(everything, float("-inf"), pivot)
+    pivot = tl.where(nothing | crowded, float("inf"), pivot)
+    delta = tl.where(invalid | crowded | nothing | everything, 0.0, delta)
+    delta = tl.where(crowded & ~nothing, infinite.to(delta.dtype), delta)
+    return tl.where(invalid, float("nan"), pivot), tl.where(invalid, 0.0, delta)
 
 
 @triton.jit
@@ -329,18 +435,13 @@ def solve(
     a, k, frac, lam, invalid, n, OP: tl.constexpr, E: tl.constexpr, RELAXED: tl.constexpr,
     HARD: tl.constexpr,
 ):  # fmt: skip
-    """The state of every row: see ``_maths.threshold.State``. RELAXED and HARD say whether there may be
+    """The state of every row, and how many passes it took. RELAXED and HARD say whether there may be
     rows with lam > 0 and with lam = 0."""
     infinite = count_of(a == float("inf"))
     count = count_of(a > float("-inf"))
     k = tl.where(invalid, 0, k)
     frac = tl.where(invalid, 0.0, frac)
-    crowded = (infinite - k).to(a.dtype) > frac
-    nothing = (k == 0) & (frac == 0)
-    everything = (k >= count) & ~nothing
-    if OP == SIGN:  # it may take less than k
-        everything = everything & False
-    special = invalid | crowded | nothing | everything
+    crowded, nothing, everything, special = specials(k, frac, invalid, infinite, count, OP)
     pivot = 0.0 * lam
     delta = pivot
     passes = 0
@@ -354,12 +455,8 @@ def solve(
         if any_of(rows):
             bottom, top = _ends(a)
             guess = normal_guess(a, bottom, top, k.to(a.dtype) + frac, OP)
-            boundary = nth(a, tl.maximum(k + (frac > 0).to(tl.int32), 1), rows, guess)
-            over = count_of(a > boundary[:, None])
+            boundary, left = hard_threshold(a, k, frac, rows, guess)
             pivot = tl.where(rows, boundary, pivot)
-            delta = tl.where(rows, (k - over).to(a.dtype) + frac, delta)
-    pivot = tl.where(everything, float("-inf"), pivot)
-    pivot = tl.where(nothing | crowded, float("inf"), pivot)
-    delta = tl.where(special, 0.0, delta)
-    delta = tl.where(crowded & ~nothing, infinite.to(a.dtype), delta)
-    return tl.where(invalid, float("nan"), pivot), tl.where(invalid, 0.0, delta), passes
+            delta = tl.where(rows, left, delta)
+    pivot, delta = as_state(pivot, delta, invalid, infinite, crowded, nothing, everything)
+    return pivot, delta, passes

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..._maths.operator import EXP, Operator
-from . import compute_dtype, longest
+from . import LONGEST, compute_dtype, is_long
 
 Number = float | Tensor
 """k or lam: a number, or a tensor (1, 1) or (m, 1)."""
@@ -36,14 +36,14 @@ def is_served(x: Tensor) -> bool:
 
 def takes(x: Tensor, n: int, operator: Operator) -> bool:
     """Whether there is a kernel for rows of n entries of x."""
-    fits = 0 < n <= longest(x, operator) and x.numel() > 0
+    fits = 0 < n <= LONGEST and x.numel() > 0
     return is_served(x) and fits and operator.op != EXP
 
 
 def solve(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Tensor:
     """The state (m, 2) of rows x (m, n) for k and lam (m, 1), which there must be a kernel for."""
     rows = (v.contiguous() for v in (x, k, lam))
-    return torch.ops.sparsetopk.rows_state(*rows, op, exponent)
+    return torch.ops.sparsetopk.rows_state(*rows, op, exponent)[:, :2]
 
 
 def _state(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Tensor:
@@ -53,8 +53,9 @@ def _state(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Tenso
 
 
 def meta(x: Tensor, operator: Operator) -> Tensor:
-    """A state that nobody has solved for."""
-    return x.new_empty((x.shape[0], 2), dtype=compute_dtype(x, operator))
+    """A state that nobody has solved for. Of long rows it also says where hard ones are cut."""
+    columns = 3 if is_long(x, operator) else 2
+    return x.new_empty((x.shape[0], columns), dtype=compute_dtype(x.dtype, operator))
 
 
 def _state_meta(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Tensor:

@@ -1,0 +1,57 @@
+"""Sorting and ranking rows in which entries at -inf are not there.
+
+The entries that are there are sorted, or ranked, among themselves; padding comes last, in whichever
+direction. A solver needs numbers: padding has finite ones, so far off that it shares no block with an
+entry that is there, which are constants.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+Array = Any
+
+
+def ranking(xp: Any, x: Array, lam: Array, exponent: float, descending: bool) -> Array:
+    """The objective z of argmax_{y in P(rho)} <z, y> - R(y), the relaxed rank of rows x (..., n).
+
+    Padding has the largest, as far above all others as responses to 1 and to n are apart; it is tied.
+    """
+    z, padded = (-x if descending else x), x == -xp.inf
+    top = _finite(xp, xp.largest(xp.where(padded, -xp.inf, xp.stop_gradient(z))))
+    apart = 2.0 * xp.stop_gradient(lam) * float(x.shape[-1]) ** (1.0 / exponent)
+    return xp.where(padded, _bounded(xp, top + xp.abs(top) + 1.0 + apart), z)
+
+
+class Sorting(NamedTuple):
+    """argmax_{y in P(w)} <rho, y> - R(y), the relaxed sort of rows x (..., n)."""
+
+    rho: Array
+    w: Array
+    there: Array  # places that an entry takes: the first ones
+
+
+def sorting(xp: Any, x: Array, lam: Array, exponent: float, descending: bool) -> Sorting:
+    """Padding is below the smallest entry, and has places at the end that rho keeps apart."""
+    padded, n = x == -xp.inf, x.shape[-1]
+    still = xp.stop_gradient(x)
+    high = _finite(xp, xp.largest(xp.where(padded, -xp.inf, still)))
+    least = _finite(xp, -xp.largest(xp.where(padded, -xp.inf, -still)))
+    low = _bounded(xp, least - xp.abs(least) - 1.0)
+    there = xp.index(x) < xp.total(~padded)
+    place = xp.astype(xp.index(x), x.dtype)
+    rho = n - place if descending else place + 1.0
+    p_1 = 1.0 / exponent
+    apart = xp.sign(high) * xp.abs(high) ** p_1 - xp.sign(low) * xp.abs(low) ** p_1
+    last = _bounded(xp, -2.0 * xp.stop_gradient(lam) * apart)
+    return Sorting(xp.where(there, rho, last), xp.where(padded, low, x), there)
+
+
+def _finite(xp: Any, x: Array) -> Array:
+    """0 for rows that have no entry."""
+    return xp.where(xp.abs(x) == xp.inf, 0.0, x)
+
+
+def _bounded(xp: Any, x: Array) -> Array:
+    limit = float(xp.finfo(x.dtype).max)
+    return xp.clip(x, -limit, limit)

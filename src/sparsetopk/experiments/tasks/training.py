@@ -1,0 +1,227 @@
+"""Every method on a task: settings chosen on validation data, then seeds that are tested.
+
+Every method has six settings on one seed: three strengths and two learning rates, or six learning rates
+where there is no strength to choose. Where the best is at an edge of the strengths (of the rates, where
+there are six), two more settings beyond it are tried, at most twice.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..digits import digits, hold_out, mnist
+from ..runs import Book, Options
+from .methods import DISTILLED, METHODS, RAMP, hard
+from .models import Data, Indexer, Instances, Neighbours, Pixels, Pruning, Select, Task
+
+Make = Callable[[Data, int], Task]  # of data and seed
+MAKE: dict[str, Make] = {
+    "indexer-64": partial(Indexer, 64),
+    "indexer-256": partial(Indexer, 256),
+    "pixels-20": partial(Pixels, 20),
+    "pixels-50": partial(Pixels, 50),
+    "instances": partial(Instances, 20),
+    "neighbours": Neighbours,
+    "pruning": Pruning,
+}
+STRENGTHS = (0.3, 1.0, 3.0)
+FACTOR = 10**0.5
+SEEDS = 5
+CHOOSING = -1  # the seed of runs that settings are chosen by, on validation data
+QUICK_STEPS = 40
+
+
+@dataclass(frozen=True)
+class Setting:
+    rate: float
+    strength: float
+
+
+class Watched:
+    """A ``select`` that counts what is not 0 in masks and in gradients, and how far sums are off k."""
+
+    def __init__(self, name: str, task: Task, strength: float) -> None:
+        self.method, self.task, self.strength = METHODS[name], task, strength
+        self.is_ramp = name == RAMP
+        self.progress = 0.0
+        self.forward = self.backward = self.off = 0.0
+        self.rows = 0
+
+    def current(self) -> float:
+        if self.is_ramp:  # k is reached in the middle of the steps
+            return max(0.0, 1 - 2 * self.progress)
+        return self.strength * (0.01**self.progress if self.method.annealed else 1.0)
+
+    def scores(self, scores: Tensor) -> Tensor:
+        importance = self.task.importance() if self.is_ramp else None
+        return scores.view_as(scores) if importance is None else importance
+
+    def in_training(self, scores: Tensor, k: int) -> Tensor:
+        scores = self.scores(scores)
+        mask = self.method.mask(scores, k, self.current())
+        now = mask.detach()
+        self.rows += scores.numel() // scores.shape[-1]
+        self.forward += (now != 0).sum().item()
+        if not self.is_ramp:
+            self.off = max(self.off, (now.sum(dim=-1) - k).abs().max().item() / k)
+        if scores.requires_grad:
+            scores.register_hook(self._count)
+        return mask
+
+    def _count(self, gradient: Tensor) -> None:
+        self.backward += (gradient != 0).sum().item()
+
+    def in_use(self, scores: Tensor, k: int) -> Tensor:
+        return (self.method.in_use or hard)(self.scores(scores), k)
+
+
+def train(
+    make: Make, name: str, setting: Setting, seed: int, data: Data, steps: int
+) -> dict[str, Any]:
+    """One run: its quality with k selected, counts per row, and whether it failed."""
+    torch.manual_seed(seed)
+    task = make(data, seed)
+    watched = Watched(name, task, setting.strength)
+    optimizer = torch.optim.Adam(task.parameters(), lr=setting.rate)
+    generator = torch.Generator().manual_seed(seed)
+    failed = False
+    for step in range(steps):
+        watched.progress = step / steps
+        loss = step_loss(task, name, watched.in_training, generator)
+        optimizer.zero_grad()
+        if loss.requires_grad:
+            loss.backward()
+        if not all(p.grad is None or bool(p.grad.isfinite().all()) for p in task.parameters()):
+            failed = True
+            break
+        optimizer.step()
+    with torch.no_grad():
+        quality = task.quality(watched.in_use, "validation" if seed == CHOOSING else "test")
+    rows = max(watched.rows, 1)
+    return {
+        "quality": quality,
+        "nonzeros forward": watched.forward / rows,
+        "nonzeros backward": watched.backward / rows,
+        "sum off by": watched.off,
+        "failed": failed,
+    }
+
+
+def step_loss(task: Task, name: str, select: Select, generator: torch.Generator) -> Tensor:
+    if name == DISTILLED:
+        assert isinstance(task, Indexer)
+        return task.distilled_loss(generator)
+    return task.loss(select, generator)
+
+
+def first_settings(task: Task, strengths: bool) -> list[Setting]:
+    if strengths:
+        return [Setting(rate, strength) for strength in STRENGTHS for rate in task.rates]
+    return [Setting(task.rates[0] * FACTOR**i, 1.0) for i in range(-2, 4)]
+
+
+def beyond(tried: list[Setting], best: Setting, strengths: bool) -> list[Setting]:
+    """Two more settings where the best is at an edge."""
+    if strengths:
+        values = sorted({s.strength for s in tried})
+        rates = sorted({s.rate for s in tried})
+        if best.strength in (values[0], values[-1]):
+            factor = 1 / FACTOR if best.strength == values[0] else FACTOR
+            return [Setting(rate, best.strength * factor) for rate in rates]
+        return []
+    values = sorted({s.rate for s in tried})
+    if best.rate in (values[0], values[-1]):
+        factor = 1 / FACTOR if best.rate == values[0] else FACTOR
+        return [Setting(best.rate * factor**i, 1.0) for i in (1, 2)]
+    return []
+
+
+def run(name: str, options: Options) -> dict[str, Any]:
+    """All methods on a task, in ``<out>/task-<name>/result.json``."""
+    book, data = Book(options, f"task-{name}"), load(name, options)
+    make, seeds = MAKE[name], options.seeds or (SEEDS if options.full else 1)
+    example = make(data, 0)
+    steps = example.steps if options.full else QUICK_STEPS
+    results: dict[str, Any] = {}
+    for method, described in METHODS.items():
+        if method in (RAMP, DISTILLED) and method not in example.special:
+            continue
+
+        def one(setting: Setting, seed: int, method: str = method) -> dict[str, Any]:
+            known = {"method": method, "rate": setting.rate, "strength": setting.strength}
+            known |= {"seed": seed, "steps": steps, "full": options.full}
+            file = f"{_file(method)} {setting.rate:.3g} {setting.strength:.3g} {seed}"
+            return book.run(file, known, lambda _: train(make, method, setting, seed, data, steps))
+
+        settings = first_settings(example, described.strengths)
+        settings = settings if options.full else settings[2:3]
+        tried = {s: one(s, CHOOSING)["quality"] for s in settings}
+        best = max(tried, key=lambda s: tried[s])
+        for _ in range(2 if options.full else 0):
+            more = beyond(list(tried), best, described.strengths)
+            tried |= {s: one(s, CHOOSING)["quality"] for s in more}
+            best = max(tried, key=lambda s: tried[s])
+        runs = [one(best, seed) for seed in range(seeds)]
+        results[method] = {
+            "rate": best.rate,
+            "strength": best.strength if described.strengths else None,
+            "settings": len(tried),
+            "at the edge": bool(options.full and beyond(list(tried), best, described.strengths)),
+            **{key: [r[key] for r in runs] for key in runs[0]},
+        }
+    costs = book.run(
+        "cost",
+        {"steps": steps},
+        lambda _: cost(make, data, list(results), 20 if options.full else 3),
+    )
+    return book.finish({"seeds": seeds, "steps": steps}, {"methods": results, "cost": costs})
+
+
+def cost(make: Make, data: Data, methods: list[str], rounds: int) -> dict[str, Any]:
+    """The least seconds of a step, in turns, and the bytes that it keeps for its backward."""
+    seconds = dict.fromkeys(methods, math.inf)
+    kept = dict.fromkeys(methods, 0)
+    task = make(data, 0)
+    for i in range(rounds):
+        for name in methods:
+            watched = Watched(name, task, 1.0)
+
+            def select(scores: Tensor, k: int, watched: Watched = watched) -> Tensor:
+                return watched.method.mask(watched.scores(scores), k, watched.current())
+
+            saved: dict[int, int] = {}
+
+            def keep(t: Tensor, saved: dict[int, int] = saved) -> Tensor:
+                saved[t.data_ptr()] = t.nbytes
+                return t
+
+            start = time.perf_counter()
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+                loss = step_loss(task, name, select, torch.Generator().manual_seed(i))
+            if loss.requires_grad:
+                loss.backward()
+            seconds[name] = min(seconds[name], time.perf_counter() - start)
+            kept[name] = sum(saved.values())
+    return {"bytes kept": kept, "seconds": seconds}
+
+
+def load(name: str, options: Options) -> Data:
+    """Digits in three parts; MNIST in full, else those of scikit-learn."""
+    if name.startswith("indexer"):
+        return {}
+    whole = mnist(options) if options.full else digits()
+    x, y, x_chosen, y_chosen = hold_out(whole, 0.1)
+    parts = {"train": (x, y), "validation": (x_chosen, y_chosen), "test": whole[2:]}
+    return {k: (torch.from_numpy(a), torch.from_numpy(b)) for k, (a, b) in parts.items()}
+
+
+def _file(method: str) -> str:
+    return "".join(c if c.isalnum() or c in "=- " else "_" for c in method)

@@ -1,0 +1,200 @@
+# mypy: ignore-errors
+"""Backward of rows that no program holds alone: sums over the block in a first launch, and dx in a
+second. The cotangent is read where it counts, x twice."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .backward import block_moves, block_rule, cotangent
+from .long import arguments, cut_mask, found, output_of_chunk, place, report, state_of
+from .rows import keys, lone, lone_slopes, split_entries
+from .scalars import MAGNITUDE, is_even, largest
+from .solve import count_of
+
+SUMS = 11  # over the entries of a row, see sums_kernel
+_SUMS = tl.constexpr(SUMS)
+
+
+@triton.jit
+def _selected(a, above, pivot):
+    """Also where every candidate is selected."""
+    return above | ((pivot == float("-inf"))[:, None] & (a > float("-inf")))
+
+
+@triton.jit
+def _at_infinity(a, pivot, delta):
+    """The entries that share k."""
+    return ((pivot == float("inf")) & (delta > 0))[:, None] & (a == float("inf"))
+
+
+@triton.jit(do_not_specialize=["m", "chunks", "programs", "k_bits", "lam_bits"])
+def sums_kernel(
+    x_ptr, g_ptr, starts_ptr, k_ptr, lam_ptr, state_ptr, table_ptr, m, n, chunks, programs, k_stride,
+    lam_stride, k_bits, lam_bits,
+    K_TENSOR: tl.constexpr, LAM_TENSOR: tl.constexpr, OP: tl.constexpr, E: tl.constexpr,
+    DEBIAS: tl.constexpr, TIMES: tl.constexpr, T: tl.constexpr, TABLE: tl.constexpr, D: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1) + tl.arange(0, 1)
+    _k, _frac, lam, _valid = arguments(
+        k_ptr, lam_ptr, k_stride, lam_stride, k_bits, lam_bits, row, m, n, K_TENSOR, LAM_TENSOR, D
+    )
+    pivot, delta, _cut = state_of(state_ptr, row, D)
+    used = tl.where(lam > 0, lam, 1.0)
+    zero = tl.zeros([1], tl.float64)
+    size, taken, total, of_g, sum_g, mass = zero, zero, zero, zero, zero, zero
+    moved_t, moved_gt, only_t, of_lone, shared = zero, zero, zero, zero, zero
+    none = 0.0 * used
+    for chunk in range(tl.program_id(0), chunks, programs):
+        pointers, _, there = place(x_ptr, starts_ptr, row, chunk, n, T, TABLE, CHUNK)
+        x = tl.load(pointers, mask=there, other=0.0).to(D)
+        a = keys(x, there, OP)
+        d = lone(a, lam, DEBIAS, OP, E)
+        t, y, slope, inside, above, _ = split_entries(a, pivot, delta, lam, OP, E)
+        crowd = _at_infinity(a, pivot, delta)
+        counts = inside | crowd
+        if OP == MAGNITUDE and not DEBIAS:
+            counts = counts | _selected(a, above, pivot)
+        of, _, _ = place(g_ptr, starts_ptr, row, chunk, n, T, TABLE, CHUNK)
+        g = cotangent(x, tl.load(of, mask=there & counts, other=0.0).to(D), OP, TIMES)
+        rho = tl.where(inside, slope, 0.0)
+        inner = tl.where(inside, g, 0.0)
+        at = tl.where(inside, t, 0.0)
+        size += count_of(inside).to(tl.float64)
+        taken += count_of(above).to(tl.float64)
+        total += tl.sum(rho, 1).to(tl.float64)
+        of_g += tl.sum((rho * inner).to(tl.float64), 1)
+        sum_g += tl.sum(inner.to(tl.float64), 1)
+        mass += tl.sum(tl.where(inside, y, 0.0), 1).to(tl.float64)
+        # What a move of the mean, and of g, does to dlam.
+        moved_t += tl.sum(
+            (block_moves(rho, tl.full(at.shape, 1.0, D), none, used) * at).to(tl.float64), 1
+        )
+        moved_gt += tl.sum((block_moves(rho, inner, none, used) * at).to(tl.float64), 1)
+        only_t += tl.sum(at, 1).to(tl.float64)
+        shared += tl.sum(tl.where(crowd, g, 0.0), 1).to(tl.float64)
+        if OP == MAGNITUDE and not DEBIAS:
+            _, in_lam = lone_slopes(d, used, OP, E)
+            lone_g = tl.where(_selected(a, above, pivot), in_lam * g, 0.0)
+            of_lone += tl.sum(lone_g.to(tl.float64), 1)
+    report(table_ptr, row, 0, programs, size, _SUMS)
+    report(table_ptr, row, 1, programs, taken, _SUMS)
+    report(table_ptr, row, 2, programs, total, _SUMS)
+    report(table_ptr, row, 3, programs, of_g, _SUMS)
+    report(table_ptr, row, 4, programs, sum_g, _SUMS)
+    report(table_ptr, row, 5, programs, mass, _SUMS)
+    report(table_ptr, row, 6, programs, moved_t, _SUMS)
+    report(table_ptr, row, 7, programs, moved_gt, _SUMS)
+    report(table_ptr, row, 8, programs, only_t, _SUMS)
+    report(table_ptr, row, 9, programs, of_lone, _SUMS)
+    report(table_ptr, row, 10, programs, shared, _SUMS)
+
+
+@triton.jit
+def _of_row(
+    table_ptr, row, programs, k, frac, lam, pivot, delta, OP: tl.constexpr, DEBIAS: tl.constexpr,
+    G: tl.constexpr,
+):  # fmt: skip
+    """What all entries of the block share, and dk and dlam, from the sums: in float64."""
+    B: tl.constexpr = 1.0 if OP == MAGNITUDE and DEBIAS else 0.0
+    size = found(table_ptr, row, 0, programs, _SUMS, G)
+    left = k.to(tl.float64) - found(table_ptr, row, 1, programs, _SUMS, G) + frac.to(tl.float64)
+    sum_g = found(table_ptr, row, 4, programs, _SUMS, G)
+    pinned = (pivot == 0) & is_even(OP)
+    mean, single, alone, dk = block_rule(
+        size, left, found(table_ptr, row, 2, programs, _SUMS, G),
+        found(table_ptr, row, 3, programs, _SUMS, G), sum_g,
+        found(table_ptr, row, 5, programs, _SUMS, G), pinned, lam.to(tl.float64), OP, DEBIAS,
+    )  # fmt: skip
+    moved_t = found(table_ptr, row, 6, programs, _SUMS, G)
+    dlam = mean * moved_t - found(table_ptr, row, 7, programs, _SUMS, G)
+    only = found(table_ptr, row, 8, programs, _SUMS, G)
+    dlam = tl.where(single, sum_g * only * (B - alone), dlam)
+    dlam += found(table_ptr, row, 9, programs, _SUMS, G)
+    crowd = tl.where(pivot == float("inf"), delta, 0.0).to(tl.float64)
+    dk += found(table_ptr, row, 10, programs, _SUMS, G) / tl.maximum(crowd, 1.0)
+    return mean, single, alone, dk, dlam
+
+
+@triton.jit(do_not_specialize=["m", "chunks", "programs", "k_bits", "lam_bits"])
+def spread_kernel(
+    x_ptr, g_ptr, starts_ptr, k_ptr, lam_ptr, state_ptr, table_ptr, dx_ptr, dk_ptr, dlam_ptr, m, n,
+    chunks, programs, k_stride, lam_stride, k_bits, lam_bits,
+    K_TENSOR: tl.constexpr, LAM_TENSOR: tl.constexpr, OP: tl.constexpr, E: tl.constexpr,
+    DEBIAS: tl.constexpr, TIMES: tl.constexpr, RELAXED: tl.constexpr, HARD: tl.constexpr,
+    IN_K: tl.constexpr, IN_LAM: tl.constexpr, T: tl.constexpr, TABLE: tl.constexpr, D: tl.constexpr,
+    G: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    B: tl.constexpr = 1.0 if OP == MAGNITUDE and DEBIAS else 0.0
+    row = tl.program_id(1) + tl.arange(0, 1)
+    k, frac, lam, _valid = arguments(
+        k_ptr, lam_ptr, k_stride, lam_stride, k_bits, lam_bits, row, m, n, K_TENSOR, LAM_TENSOR, D
+    )
+    pivot, delta, cut = state_of(state_ptr, row, D)
+    bad = pivot != pivot
+    hard = lam == 0
+    used = tl.where(hard, 1.0, lam)
+    if RELAXED:
+        mean, single, alone, dk, dlam = _of_row(
+            table_ptr, row, programs, k, frac, used, pivot, delta, OP, DEBIAS, G
+        )
+        mean = mean.to(D)
+        alone = alone.to(D)
+    else:
+        dk = 0.0 * lam
+        dlam = dk
+    limit = largest(T)
+    for chunk in range(tl.program_id(0), chunks, programs):
+        pointers, index, there = place(x_ptr, starts_ptr, row, chunk, n, T, TABLE, CHUNK)
+        x = tl.load(pointers, mask=there, other=0.0).to(D)
+        a = keys(x, there, OP)
+        dx = tl.zeros_like(x)
+        counts = x != x
+        if RELAXED:
+            d = lone(a, lam, DEBIAS, OP, E)
+            _, _, slope, inside, above, _ = split_entries(a, pivot, delta, lam, OP, E)
+            counts = inside
+            if OP == MAGNITUDE:
+                above = _selected(a, above, pivot)
+                counts = counts | above
+        if HARD:
+            mask = cut_mask(a, index, pivot, cut, frac)
+            if OP == MAGNITUDE:
+                counts = counts | (hard[:, None] & (mask > 0))
+        if TIMES:
+            y = output_of_chunk(
+                a, index, k, frac, lam, pivot, delta, cut, OP, E, DEBIAS, RELAXED, HARD
+            )
+            counts = counts | (y != 0)
+        of, _, _ = place(g_ptr, starts_ptr, row, chunk, n, T, TABLE, CHUNK)
+        given = tl.load(of, mask=there & counts, other=0.0).to(D)
+        g = cotangent(x, given, OP, TIMES)
+        if RELAXED:
+            moved = block_moves(tl.where(inside, slope, 0.0), g, mean, used)
+            in_block = tl.where(single[:, None], alone[:, None] * g, B * g + moved)
+            dx = tl.where(inside, in_block, 0.0)
+            if OP == MAGNITUDE:
+                if DEBIAS:
+                    dx = tl.where(above, g, dx)
+                else:
+                    in_x, _ = lone_slopes(d, used, OP, E)
+                    dx = tl.where(above, in_x * g, dx)
+        if HARD:
+            of_hard = mask * g if OP == MAGNITUDE else tl.zeros_like(x)
+            dx = tl.where(hard[:, None], of_hard, dx)
+        if is_even(OP):
+            dx = tl.where(x < 0, 0.0 - dx, dx)
+        if TIMES:
+            dx += y * given
+        dx = tl.where(bad[:, None], float("nan"), tl.minimum(tl.maximum(dx, -limit), limit))
+        to, _, _ = place(dx_ptr, starts_ptr, row, chunk, n, T, TABLE, CHUNK)
+        tl.store(to, dx.to(T), mask=there)
+    if tl.program_id(0) == 0:
+        if IN_K:
+            dk = tl.where(hard, 0.0, dk)
+            tl.store(dk_ptr + row, tl.where(bad, float("nan"), dk).to(D))
+        if IN_LAM:
+            dlam = tl.where(hard, 0.0, dlam)
+            tl.store(dlam_ptr + row, tl.where(bad, float("nan"), dlam).to(D))
