@@ -298,7 +298,7 @@ class _Problem(NamedTuple):
         return xp.while_loop(lambda at: ~at.near, step, first, limit)
 
     def _narrow(self, lo: Array, hi: Array) -> Array:
-        """Whether every float in [lo, hi] is of the threshold's size, and as close as its block is wide."""
+        """Whether all of [lo, hi] is of the threshold's size, and as close as its block is wide."""
         narrow = hi - lo <= 2.0 * self._reach(hi)
         return narrow & (hi <= 16.0 * lo) if self._even else narrow
 

@@ -137,8 +137,10 @@ def _saturated_jvp(dtype: Any, at: tuple[Array], tangents: tuple[Array]) -> tupl
 def _tangent(
     state: Sequence[Array], tangents: Sequence[Array | None], setting: Setting
 ) -> tuple[Array, Array]:
-    """Of y, in the dtype of lam, and delta, at x, whole, frac, lam, pivot and delta, for tangents of x, k
-    and lam, or None."""
+    """Of y, in the dtype of lam, and delta, at x, whole, frac, lam, pivot and delta.
+
+    For tangents of x, k and lam, or None.
+    """
     x, whole, frac, lam, pivot, delta = state
     rows = relaxed(x, Count(whole, frac), lam, State(pivot, delta), setting)
     dx, dk, dlam = tangents
