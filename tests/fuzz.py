@@ -120,18 +120,21 @@ def draw(
         cost = 16 if kind == "two-sided" and p not in (2.0, 1.5, 4 / 3) else 1
         m = int(np.clip(path.most // cost // n, 1, rng.integers(1, 300)))
     m = min(m, 8) if path_name == "many tensors" else m
-    return Task(frontend, path_name, kind, p, dtype, draw_rows(rng, kind, p, dtype, m, n))
+    wide = 6 if path.narrow and dtype != "float64" else 30
+    return Task(frontend, path_name, kind, p, dtype, draw_rows(rng, kind, p, dtype, m, n, wide))
 
 
-def draw_rows(rng: np.random.Generator, kind: str, p: float, dtype: str, m: int, n: int) -> Rows:
-    """With k, lam and a scale for every row, and one structure."""
+def draw_rows(
+    rng: np.random.Generator, kind: str, p: float, dtype: str, m: int, n: int, wide: int = 6
+) -> Rows:
+    """With k, lam and a scale for every row, by up to ``wide`` powers of ten; and one structure."""
     x = entries(rng, str(rng.choice(STRUCTURES)), m, n, dtype)
-    wide = 30 if dtype in ("float64", "float32", "bfloat16") else 1
-    scale = 10.0 ** np.where(rng.random((m, 1)) < 0.7, 0.0, rng.uniform(-wide, wide, size=(m, 1)))
+    power = 1 if dtype == "float16" else wide
+    scale = 10.0 ** np.where(rng.random((m, 1)) < 0.7, 0.0, rng.uniform(-power, power, size=(m, 1)))
     # By the scaling laws lam is so large beside the entries: mostly as it is used, else anything.
     usual = rng.choice([1e-3, 0.03, 0.3, 1.0, 10.0], size=(m, 1))
-    any_lam = 10.0 ** rng.uniform(-30, 30, size=(m, 1))
     law = scale ** (2 - p) if kind in ("magnitude", "debiased") else scale
+    any_lam = (law if wide < 30 else 1.0) * 10.0 ** rng.uniform(-wide, wide, size=(m, 1))
     lam = np.where(rng.random((m, 1)) < 0.8, usual * law, any_lam)
     whole = rng.choice([0, 1, 2, n // 2, n - 1, n, n // 10, 5], size=(m, 1)).clip(0, n)
     part = rng.choice([0, 0, 0, 0.5, rng.random(), 1e-3, 1 - 1e-3, 2.0**-20], size=(m, 1))

@@ -40,6 +40,7 @@ class Path(NamedTuple):
     kinds: tuple[str, ...] = KINDS
     few: bool = False  # compiled for each p and shape
     most: int = 1 << 14  # entries in a call
+    narrow: bool = False  # computes in float32, unless x is float64
 
 
 def options(kind: str, p: float) -> dict[str, Any]:
@@ -307,16 +308,16 @@ PATHS: dict[str, dict[str, Path]] = {
     "torch": {
         "core": Path(by_torch, ALL, most=1 << 16),
         "threads": Path(by_threads, ALL, most=1 << 18),
-        "operations": Path(by_torch_operations, ALL),
+        "operations": Path(by_torch_operations, ALL, narrow=True),
         "many tensors": Path(by_many_tensors, ALL, MAGNITUDES, most=1 << 11),
         "processes": Path(by_processes, WIDE, most=1 << 12),
         "graph": Path(by_graph, WIDE, few=True),
-        "triton": Path(by_triton, ("float32",), few=True, most=1 << 12),
+        "triton": Path(by_triton, ("float32",), few=True, most=1 << 12, narrow=True),
     },
     "jax": {
-        "core": Path(by_jax, ALL, few=True),
-        "operations": Path(by_xla, ALL, few=True),
-        "shards": Path(by_shards, WIDE, few=True, most=1 << 12),
+        "core": Path(by_jax, ALL, few=True, narrow=True),
+        "operations": Path(by_xla, ALL, few=True, narrow=True),
+        "shards": Path(by_shards, WIDE, few=True, most=1 << 12, narrow=True),
     },
 }
 

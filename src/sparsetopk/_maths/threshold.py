@@ -224,7 +224,28 @@ class _Problem(NamedTuple):
         if self.operator.op == SIGN:
             hi = xp.minimum(hi, pivot / lam)
         hi = xp.where(apart, lo, xp.maximum(hi, lo))
-        return State(pivot, self._root(pivot, lo, hi, lo + (hi - lo) / 2, rows))
+        delta = self._root(pivot, lo, hi, lo + (hi - lo) / 2, rows)
+        return self._from_nearest(State(pivot, delta), rows)
+
+    def _from_nearest(self, at: State, rows: Array) -> State:
+        """The same threshold, measured from the entry that is nearest to it: of an entry at t = 1e-16, S
+        is 0.03 for p = 12. With that entry as the pivot its t is delta, and has all its digits."""
+        xp, lam = self.xp, self.lam
+
+        def distance(a: Array) -> Array:
+            return (a - at.pivot) / lam + at.delta
+
+        over = self.sums(lambda a: [distance(a) > 0])[0]
+        above, below = (
+            self.row.nth(xp.clip(i, 1, self.row.n), lam.dtype, self._even, rows)
+            for i in (over, over + 1)
+        )
+        above, below = (xp.where(xp.isfinite(a), a, at.pivot) for a in (above, below))
+        nearer = xp.abs(distance(below)) < xp.abs(distance(above))
+        pivot = xp.where(nearer, below, above)
+        t = distance(pivot)
+        rounding = 256.0 * float(xp.finfo(lam.dtype).eps) * (xp.abs(at.delta) + xp.abs(t))
+        return State(pivot, self._root(pivot, t - rounding, t + rounding, t, rows))
 
     def _pinned(self) -> Array:
         """Rows that leave a part of k at the threshold 0."""
