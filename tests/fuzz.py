@@ -190,6 +190,9 @@ def compare(task: Task, found: Found) -> tuple[Failure | None, int, int]:
     clear = ~bounds.jumps
     largest = LARGEST[dtype] / 16
     least = LEAST[dtype]
+    # In float32 slopes of S below 1e-18 are not told from each other.
+    narrow = PATHS[task.frontend][task.path].narrow and dtype != "float64"
+    tiny = (1e-15 if narrow else 0.0) * np.abs(rows.g).max(-1, keepdims=True) / rows.lam
     for name, got, want, slack in zip(
         Answer._fields, found.answer, bounds.answer, bounds.slack, strict=True
     ):
@@ -197,7 +200,8 @@ def compare(task: Task, found: Found) -> tuple[Failure | None, int, int]:
         size = largest if name in "xy" else LARGEST[compute] / 16
         steep = derivative & ~(np.abs(want) < size)  # cut off: finite is enough
         scale = np.abs(rows.x).max(-1, keepdims=True) * least if name == "y" else 0.0
-        wrong = ~(np.abs(got - want) <= slack + least + scale) & ~steep
+        slack = slack + (tiny if derivative else scale) + least
+        wrong = ~(np.abs(got - want) <= slack) & ~steep
         if derivative:
             wrong = (wrong & clear) | ~np.isfinite(got)
         if wrong.any():
@@ -233,7 +237,9 @@ def of_properties(task: Task, found: Found, bounds: Any) -> Failure | None:
     x, y = (np.take_along_axis(v, order, axis=-1) for v in (rows.x, y))
     step, move = np.diff(x, axis=-1), np.diff(y, axis=-1)
     slack = 4 * eps * np.abs(y[:, 1:]) + ROUNDINGS * EPS["float64"]
-    wrong = ((step == 0) & (move != 0)) | ~(move >= -slack)
+    # Powers of arrays may be rounded in one way at the end of an array and in another before it.
+    exact = task.path in ("core", "threads", "levels")
+    wrong = ((step == 0) & (np.abs(move) > (0.0 if exact else slack))) | ~(move >= -slack)
     if wrong.any():
         i, j = np.argwhere(wrong)[0]
         return Failure("order of y", int(i), y[i, j + 1], y[i, j], 0.0)

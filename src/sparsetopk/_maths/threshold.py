@@ -264,7 +264,7 @@ class _Problem(NamedTuple):
         def terms(a: Array) -> list[Array]:
             t = (a - pivot) / lam + delta
             response, slope = reg.response_and_slope(xp.clip(t, reg.zero, None))
-            reached = response >= phi.prime(v)
+            reached = t >= 1.0 if phi.straight else response >= phi.prime(v)
             inside = (t > reg.zero) & ~reached
             slope = inside if linear else xp.where(inside, slope, 0.0)
             return [xp.where(inside, response, 0.0), slope, (t > reg.zero) & reached]
