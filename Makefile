@@ -9,7 +9,7 @@ WORKERS ?= auto
 
 .NOTPARALLEL:
 .PHONY: help demo test test-slow test-all test-thorough test-oldest test-newest test-pure
-.PHONY: lint bench docs wheel sanitize sanitize-short fuzz mutate notes clean
+.PHONY: lint bench gpu docs wheel sanitize sanitize-short fuzz mutate notes clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -61,6 +61,10 @@ bench: $(VENV)/dev ## time the operators against the hard ones, as ratios in one
 	$(BIN)/python benchmarks/pruning.py
 	$(BIN)/python benchmarks/jax_operators.py
 	$(BIN)/python benchmarks/scale.py
+
+gpu: $(VENV)/dev ## test the Triton kernels on the GPU that is here, and time them
+	$(BIN)/python -m pytest -n 0 --device cuda tests/test_triton.py tests/test_triton_long.py
+	$(BIN)/sparsetopk bench --device cuda --json bench.json
 
 docs: $(VENV)/docs ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

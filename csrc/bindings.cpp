@@ -346,9 +346,9 @@ bool check_itemsize(int itemsize) {
   return false;
 }
 
-bool check_w_rows(Py_ssize_t w_rows, Py_ssize_t rows) {
-  if (w_rows == 1 || w_rows == rows) return true;
-  PyErr_Format(PyExc_ValueError, "w must have one row, or as many as x has, %zd, got %zd", rows, w_rows);
+bool one_or_all(Py_ssize_t given, Py_ssize_t rows) {
+  if (given == 1 || given == rows) return true;
+  PyErr_Format(PyExc_ValueError, "x and w must have one row or %zd, got %zd", rows, given);
   return false;
 }
 
@@ -356,6 +356,10 @@ bool check_phi(int phi) {
   if (phi >= 0 && phi <= int(sparsetopk::PhiName::exp)) return true;
   PyErr_Format(PyExc_ValueError, "phi must be in [0, %d], got %d", int(sparsetopk::PhiName::exp), phi);
   return false;
+}
+
+sparsetopk::FloatRows floats(Py_ssize_t data, Py_ssize_t itemsize, Py_ssize_t rows, Py_ssize_t n) {
+  return {pointer<const void>(data), std::size_t(itemsize), std::size_t(rows), std::size_t(n)};
 }
 
 PyObject* solve_isotonic(PyObject*, PyObject* args) {
@@ -390,19 +394,19 @@ PyObject* solve_permutahedron(PyObject*, PyObject* args) {
   int phi = 0;
   double exponent = 0;
   Py_ssize_t n = 0, rows = 0, x_size = 0, x = 0, w_rows = 0, w_size = 0, w = 0, lam = 0, d = 0, block = 0, paired = 0;
-  if (!PyArg_ParseTuple(args, "idnnnnnnnnnnn", &phi, &exponent, &n, &rows, &x_size, &x, &w_rows, &w_size, &w, &lam,
-                        &d, &block, &paired))
+  Py_ssize_t threads = 1;
+  if (!PyArg_ParseTuple(args, "idnnnnnnnnnnnn", &phi, &exponent, &n, &rows, &x_size, &x, &w_rows, &w_size, &w, &lam,
+                        &d, &block, &paired, &threads))
     return nullptr;
-  if (!check_phi(phi) || !check_itemsize(int(x_size)) || !check_itemsize(int(w_size)) || !check_w_rows(w_rows, rows) ||
-      !sound({rows, n}, {Address(x), Address(w), Address(lam), Address(d), Address(block), Address(paired)}))
+  if (!check_phi(phi) || !check_itemsize(int(x_size)) || !check_itemsize(int(w_size)) || !one_or_all(w_rows, rows) ||
+      !sound({rows, n}, {Address(x), Address(w), Address(lam), Address(d), Address(block), Address(paired)}) ||
+      !sound({threads}, {}))
     return nullptr;
-  const auto floats = [&](Py_ssize_t data, Py_ssize_t itemsize, Py_ssize_t rows) {
-    return sparsetopk::FloatRows{pointer<const void>(data), std::size_t(itemsize), std::size_t(rows), std::size_t(n)};
-  };
   const bool finite = without_lock([&] {
-    return sparsetopk::solve_permutahedron(sparsetopk::PhiName(phi), exponent, floats(x, x_size, rows),
-                                           floats(w, w_size, w_rows), pointer<const double>(lam), pointer<double>(d),
-                                           pointer<std::int64_t>(block), pointer<std::int64_t>(paired));
+    return sparsetopk::solve_permutahedron(sparsetopk::PhiName(phi), exponent, floats(x, x_size, rows, n),
+                                           floats(w, w_size, w_rows, n), pointer<const double>(lam),
+                                           pointer<double>(d), pointer<std::int64_t>(block),
+                                           pointer<std::int64_t>(paired), std::size_t(threads));
   });
   return PyBool_FromLong(finite);
 }
@@ -416,22 +420,21 @@ sparsetopk::Saved<T> saved(Py_ssize_t order, Py_ssize_t first, Py_ssize_t w_orde
 PyObject* permutahedron_forward(PyObject*, PyObject* args) {
   double exponent = 0;
   int itemsize = 0;
-  Py_ssize_t rows = 0, n = 0, x = 0, w_rows = 0, w_size = 0, w = 0, lam = 0, y = 0;
-  Py_ssize_t order = 0, first = 0, w_order = 0, d = 0;
-  if (!PyArg_ParseTuple(args, "dinnnnnnnnnnnn", &exponent, &itemsize, &rows, &n, &x, &w_rows, &w_size, &w, &lam, &y,
-                        &order, &first, &w_order, &d))
+  Py_ssize_t rows = 0, n = 0, x_rows = 0, x = 0, w_rows = 0, w_size = 0, w = 0, lam = 0, y = 0;
+  Py_ssize_t order = 0, first = 0, w_order = 0, d = 0, threads = 1;
+  if (!PyArg_ParseTuple(args, "dinnnnnnnnnnnnnn", &exponent, &itemsize, &rows, &n, &x_rows, &x, &w_rows, &w_size, &w,
+                        &lam, &y, &order, &first, &w_order, &d, &threads))
     return nullptr;
-  if (!check_itemsize(itemsize) || !check_itemsize(int(w_size)) || !check_w_rows(w_rows, rows) ||
-      !sound({rows, n}, {Address(x), Address(w), Address(lam), Address(y)}))
+  if (!check_itemsize(itemsize) || !check_itemsize(int(w_size)) || !one_or_all(x_rows, rows) ||
+      !one_or_all(w_rows, rows) || !sound({rows, n}, {Address(x), Address(w), Address(lam), Address(y)}) ||
+      !sound({threads}, {}))
     return nullptr;
-  const sparsetopk::FloatRows weights{pointer<const void>(w), std::size_t(w_size), std::size_t(w_rows),
-                                      std::size_t(n)};
   const bool finite = without_lock([&] {
     const auto run = [&](auto* out) {
       using T = std::decay_t<decltype(*out)>;
-      return sparsetopk::permutahedron_forward<T>(exponent, std::size_t(rows), std::size_t(n), pointer<const T>(x),
-                                                  weights, pointer<const double>(lam), out,
-                                                  saved<T>(order, first, w_order, d));
+      return sparsetopk::permutahedron_forward<T>(exponent, std::size_t(rows), floats(x, sizeof(T), x_rows, n),
+                                                  floats(w, w_size, w_rows, n), pointer<const double>(lam), out,
+                                                  saved<T>(order, first, w_order, d), std::size_t(threads));
     };
     return itemsize == sizeof(float) ? run(pointer<float>(y)) : run(pointer<double>(y));
   });
@@ -440,24 +443,29 @@ PyObject* permutahedron_forward(PyObject*, PyObject* args) {
 
 PyObject* permutahedron_backward(PyObject*, PyObject* args) {
   double exponent = 0, floor = 0;
-  int itemsize = 0, single_w = 0;
-  Py_ssize_t rows = 0, n = 0, order = 0, first = 0, w_order = 0, d = 0, lam = 0, dy = 0, dx = 0, dw = 0, dlam = 0;
-  if (!PyArg_ParseTuple(args, "dinnnnnnnnnnpnd", &exponent, &itemsize, &rows, &n, &order, &first, &w_order, &d, &lam,
-                        &dy, &dx, &dw, &single_w, &dlam, &floor))
+  int itemsize = 0, w_size = 0;
+  Py_ssize_t rows = 0, n = 0, x_rows = 0, w_rows = 0, order = 0, first = 0, w_order = 0, d = 0, lam = 0, dy = 0, dx = 0;
+  Py_ssize_t dw = 0, dlam = 0, threads = 1;
+  if (!PyArg_ParseTuple(args, "dinnnninnnnnnnnndn", &exponent, &itemsize, &rows, &n, &x_rows, &w_rows, &w_size, &order,
+                        &first, &w_order, &d, &lam, &dy, &dx, &dw, &dlam, &floor, &threads))
     return nullptr;
-  if (!check_itemsize(itemsize) ||
-      !sound({rows, n}, {Address(order), Address(first), Address(d), Address(lam), Address(dy), Address(dx)}) ||
-      !sound({rows, n, Py_ssize_t(dw != 0)}, {Address(w_order)}))
+  if (!check_itemsize(itemsize) || !check_itemsize(w_size) || !one_or_all(x_rows, rows) || !one_or_all(w_rows, rows) ||
+      !sound({rows, n}, {Address(order), Address(first), Address(d), Address(lam), Address(dy)}) ||
+      !sound({rows, n, Py_ssize_t(dw != 0)}, {Address(w_order)}) || !sound({threads}, {}))
     return nullptr;
   without_lock([&] {
-    const auto run = [&](auto* out) {
+    const auto run = [&](auto* out, auto* out_w) {
       using T = std::decay_t<decltype(*out)>;
-      sparsetopk::permutahedron_backward<T>(exponent, std::size_t(rows), std::size_t(n),
-                                            saved<T>(order, first, w_order, d), pointer<const double>(lam),
-                                            pointer<const T>(dy), out, pointer<double>(dw), single_w != 0,
-                                            pointer<double>(dlam), floor);
+      using W = std::decay_t<decltype(*out_w)>;
+      sparsetopk::permutahedron_backward<T, W>(
+          exponent, std::size_t(rows), std::size_t(n), std::size_t(x_rows), std::size_t(w_rows),
+          saved<T>(order, first, w_order, d), pointer<const double>(lam), pointer<const T>(dy), out, out_w,
+          pointer<double>(dlam), floor, std::size_t(threads));
     };
-    itemsize == sizeof(float) ? run(pointer<float>(dx)) : run(pointer<double>(dx));
+    const auto with_w = [&](auto* out) {
+      w_size == sizeof(float) ? run(out, pointer<float>(dw)) : run(out, pointer<double>(dw));
+    };
+    itemsize == sizeof(float) ? with_w(pointer<float>(dx)) : with_w(pointer<double>(dx));
   });
   return Py_NewRef(Py_None);
 }
@@ -519,16 +527,17 @@ PyMethodDef methods[] = {
     {"argsort_descending", translated<argsort_descending>, METH_VARARGS,
      "argsort_descending(itemsize, rows, n, x, order): the stable order of float32 or float64 rows; by address."},
     {"solve_permutahedron", translated<solve_permutahedron>, METH_VARARGS,
-     "solve_permutahedron(phi, exponent, n, rows, x_itemsize, x, w_rows, w_itemsize, w, lam, d, block, paired): d, "
-     "block and the index into w of every entry of x, for rows in any order, and whether all entries are finite; all "
+     "solve_permutahedron(phi, exponent, n, rows, x_itemsize, x, w_rows, w_itemsize, w, lam, d, block, paired, threads): "
+     "d, block and the index into w of every entry of x, for rows in any order, and whether all entries are finite; all "
      "arrays by address."},
     {"permutahedron_forward", translated<permutahedron_forward>, METH_VARARGS,
-     "permutahedron_forward(exponent, itemsize, rows, n, x, w_rows, w_itemsize, w, lam, y, order, first, w_order, d): y "
-     "of rows in any order and what its derivatives need, in sorted order, and whether all entries are finite; all "
-     "arrays by address, 0 for those that are not wanted."},
+     "permutahedron_forward(exponent, itemsize, rows, n, x_rows, x, w_rows, w_itemsize, w, lam, y, order, first, w_order, "
+     "d, threads): y of rows in any order and what its derivatives need, in sorted order, and whether all entries are "
+     "finite; all arrays by address, 0 for those that are not wanted. x and w may be a single row."},
     {"permutahedron_backward", translated<permutahedron_backward>, METH_VARARGS,
-     "permutahedron_backward(exponent, itemsize, rows, n, order, first, w_order, d, lam, dy, dx, dw, single_w, dlam, "
-     "floor): the cotangents of x, w and lam; all arrays by address, 0 for one that is not wanted."},
+     "permutahedron_backward(exponent, itemsize, rows, n, x_rows, w_rows, w_itemsize, order, first, w_order, d, lam, dy, "
+     "dx, dw, dlam, floor, threads): the cotangents of x, w and lam; all arrays by address, 0 for one that is not "
+     "wanted."},
     {"xla_handlers", translated<xla_handlers>, METH_NOARGS,
      "The handlers of XLA's custom calls by name, in capsules; none if the build did not find XLA's headers."},
     {nullptr, nullptr, 0, nullptr},

@@ -26,6 +26,7 @@ GIVEN = {"op": 0, "dtype": 1, "phi": 0, "itemsize": 8, "x_itemsize": 8, "w_items
     "threads": 1,
     "ignored": -100,
     "w_rows": 1,
+    "x_rows": 1,
 }
 
 

@@ -607,7 +607,9 @@ void fuzz_permutahedron(const char* content, std::size_t n, double exponent, Phi
   if (phi != PhiName::identity && phi != PhiName::exp)
     for (T& value : keys) value = std::fabs(value);
   const FloatRows of_x{keys.data(), sizeof(T), rows, n}, of_w{w.data(), sizeof(T), w_rows, n};
-  const bool solved = solve_permutahedron(phi, exponent, of_x, of_w, lam.data(), d.data(), block.data(), paired.data());
+  const std::size_t threads = below(2) + 1;
+  const bool solved =
+      solve_permutahedron(phi, exponent, of_x, of_w, lam.data(), d.data(), block.data(), paired.data(), threads);
   check(solved == finite, "finite", solved, finite);
   if (finite)
     for (std::size_t i = 0; i < rows * n; ++i)
@@ -619,10 +621,23 @@ void fuzz_permutahedron(const char* content, std::size_t n, double exponent, Phi
   std::vector<std::uint32_t> order(rows * n), first(rows * n), w_order(w_rows * n);
   std::vector<double> dw(w_rows * n), dlam(rows);
   const Saved<T> saved{order.data(), first.data(), w_order.data(), saved_d.data()};
-  check(permutahedron_forward<T>(exponent, rows, n, x.data(), of_w, lam.data(), y.data(), saved) == finite, "finite");
+  check(permutahedron_forward<T>(exponent, rows, of_x, of_w, lam.data(), y.data(), saved, threads) == finite, "finite");
   if (!finite) return;
-  permutahedron_backward<T>(exponent, rows, n, saved, lam.data(), dy.data(), dx.data(), dw.data(), w_rows == 1,
-                            dlam.data(), 1e-8);
+  permutahedron_backward<T>(exponent, rows, n, rows, w_rows, saved, lam.data(), dy.data(), dx.data(), dw.data(),
+                            dlam.data(), 1e-8, threads);
+  {  // a single row of x, and w in the type of x, are as many rows that are the same
+    std::vector<T> y_one(rows * n), y_all(rows * n), dx_one(rows * n), dx_all(rows * n), twice(rows * n);
+    std::vector<T> dw_one(w_rows * n), dw_all(w_rows * n);
+    for (std::size_t i = 0; i < rows * n; ++i) twice[i] = x[i % n];
+    const FloatRows one{x.data(), sizeof(T), 1, n}, all{twice.data(), sizeof(T), rows, n};
+    permutahedron_forward<T>(exponent, rows, one, of_w, lam.data(), y_one.data(), saved, threads);
+    permutahedron_backward<T>(exponent, rows, n, 1, w_rows, saved, lam.data(), dy.data(), dx_one.data(), dw_one.data(),
+                              dlam.data(), 1e-8, threads);
+    permutahedron_forward<T>(exponent, rows, all, of_w, lam.data(), y_all.data(), saved, 1);
+    permutahedron_backward<T>(exponent, rows, n, rows, w_rows, saved, lam.data(), dy.data(), dx_all.data(),
+                              dw_all.data(), dlam.data(), 1e-8, 1);
+    check(y_one == y_all && dx_one == dx_all && dw_one == dw_all, "a single row of x");
+  }
   for (std::size_t row = 0; row < rows; ++row) {
     double sum = 0, expected = 0, size = 0;
     for (std::size_t i = 0; i < n; ++i) {
@@ -725,14 +740,15 @@ void fuzz_memory(std::size_t n) {
   fuzz_memory_of("a sort", [&] { argsort_descending(rows, n, x.data(), order.data()); });
   const FloatRows of_x{x.data(), sizeof(double), rows, n}, of_w{w.data(), sizeof(double), 1, n};
   fuzz_memory_of("blocks", [&] {
-    solve_permutahedron(PhiName::identity, 2, of_x, of_w, lam.data(), d.data(), block.data(), paired.data());
+    solve_permutahedron(PhiName::identity, 2, of_x, of_w, lam.data(), d.data(), block.data(), paired.data(), 3);
   });
   std::vector<std::uint32_t> by_size(rows * n), first(rows * n), of_weights(n);
   const Saved<double> saved{by_size.data(), first.data(), of_weights.data(), d.data()};
   fuzz_memory_of("a permutahedron", [&] {
-    permutahedron_forward<double>(2, rows, n, x.data(), of_w, lam.data(), y.data(), saved);
+    permutahedron_forward<double>(2, rows, of_x, of_w, lam.data(), y.data(), saved, 3);
     std::vector<double> dw(n);
-    permutahedron_backward<double>(2, rows, n, saved, lam.data(), x.data(), dx.data(), dw.data(), true, dlam.data(), 1e-8);
+    permutahedron_backward<double>(2, rows, n, rows, 1, saved, lam.data(), x.data(), dx.data(), dw.data(), dlam.data(),
+                                   1e-8, 3);
   });
 }
 

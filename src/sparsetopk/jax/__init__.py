@@ -7,6 +7,7 @@ from ._functions.polytope import permutahedron, permutahedron_value, soft_rank, 
 from ._functions.selection import Selection, StraightThroughSelection, choose_lam, topk_select
 from .moe import Routing, expert_choice, token_choice
 from .prune import prune_params
+from .selectors import SelectedTokens, select_tokens, topk_attention
 
 __all__ = [
     # relaxed top-k
@@ -32,8 +33,11 @@ __all__ = [
     "prune_params",
     "expert_choice",
     "token_choice",
+    "select_tokens",
+    "topk_attention",
     # results
     "Selection",
     "StraightThroughSelection",
     "Routing",
+    "SelectedTokens",
 ]

@@ -4,10 +4,11 @@ Common to all of them:
 
 - ``lam >= 0`` is a number or a tensor that broadcasts against x with length 1 along ``dim``; ``lam = 0``
   is the hard operator. x, w and lam may require gradients.
-- ``p > 1``; ``solver`` is "pav" (on the CPU; other devices go through the host) or "dykstra" (p = 2, on
-  the device of x), with ``solver_options`` as in NumPy.
-- The output has the shape, dtype and device of x. An infinite or NaN entry makes its row NaN; so does
-  a bad lam or w whose value cannot be read at once (traced, or on another device than the CPU).
+- ``p > 1``; ``solver`` is "pav" (on the CPU, and for p = 2 on GPUs with Triton; else it goes through the
+  host) or "dykstra" (p = 2, on the device of x), with ``solver_options`` as in NumPy.
+- The output has the shape, dtype and device of x. An infinite or NaN entry makes its row NaN, but for
+  padding (-inf) in ``soft_sort`` and ``soft_rank``; so does a bad lam or w whose value cannot be read at
+  once (traced, or on another device than the CPU).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..._checks import check_exponent, check_phi, check_solver
+from ..._maths import padding
 from ..._maths.dykstra import RULE, StoppingRule
 from ..._maths.isotonic import PHI_NAMES, Solved
 from ..._maths.operator import Operator
@@ -25,6 +27,7 @@ from ..._maths.scalars import Phi
 from ..._types import IsotonicSolver, PhiName, SolverOptions
 from .._fused import isotonic as fused_isotonic
 from .._rows.arguments import (
+    Dim,
     Number,
     Rows,
     check_dense,
@@ -32,11 +35,13 @@ from .._rows.arguments import (
     check_number,
     compute_dtype,
     is_plain,
+    over_dims,
     without_entries,
 )
 from .._rows.isotonic import LiveBlocks, relax
 from .._rows.namespace import LOOKS_ALWAYS as xp
 from .._solvers import dykstra, pav
+from .._triton import isotonic as on_gpu
 
 
 @dataclass(frozen=True)
@@ -135,13 +140,14 @@ def _floor(dtype: torch.dtype) -> float:
     return 2.0 / torch.finfo(dtype).max
 
 
-def _y(x: Tensor, w: Tensor, lam: Tensor, setting: Setting, dtype: torch.dtype) -> Tensor:
-    """y of rows, by the fused kernels if they can, for a result in the given dtype."""
-    if setting.readable and setting.rule is None and setting.phi.name == "identity":
-        y = fused_isotonic.evaluate(x, w, lam, setting.exponent, _floor(dtype), dtype)
-        if y is not None:
-            return y
-    return relax_rows(x, w, lam, setting, _floor(dtype)).y()
+def _fused(
+    x: Tensor, w: Tensor, lam: Tensor, setting: Setting, dtype: torch.dtype
+) -> Tensor | None:
+    """y of rows by the fused kernels if they can, which is not so for infinite numbers."""
+    fast = setting.readable and setting.rule is None and setting.phi.name == "identity"
+    if fast and not on_gpu.takes(x, setting.phi_number, setting.exponent):
+        return fused_isotonic.evaluate(x, w, lam, setting.exponent, _floor(dtype), dtype)
+    return None
 
 
 def _lam(rows: Rows, lam: Number) -> Tensor:
@@ -207,7 +213,10 @@ def permutahedron(
     w_rows, lam_rows = _weights(rows, w, phi), _lam(rows, lam)
     if x.numel() == 0:
         return without_entries(x, rows.unflatten(w_rows.expand(rows.data.shape)), lam)
-    return rows.restore(_y(rows.data, w_rows, lam_rows, setting, x.dtype))
+    y = _fused(rows.data, w_rows, lam_rows, setting, x.dtype)
+    if y is None:
+        y = relax_rows(rows.data, w_rows, lam_rows, setting, _floor(x.dtype)).y()
+    return rows.restore(y)
 
 
 def permutahedron_value(
@@ -237,19 +246,21 @@ def permutahedron_value(
 
 
 def _rho(rows: Rows, descending: bool = True) -> Tensor:
-    """(n, ..., 1), or (1, ..., n), as (1, n); not in the dtype of x: float16 has no 2049."""
-    dtype, device = compute_dtype(rows.x), rows.x.device
-    up = torch.arange(1, rows.n + 1, dtype=dtype, device=device).reshape(1, -1)
-    return up.flip(-1) if descending else up
+    """(n, ..., 1), or (1, ..., n), as (1, n), in a dtype that has these numbers: float16 has no 2049."""
+    dtype = torch.float32 if rows.n < 1 << 24 else compute_dtype(rows.x)
+    dtype = torch.promote_types(rows.x.dtype, dtype)
+    first, last, step = (rows.n, 0, -1) if descending else (1, rows.n + 1, 1)
+    return torch.arange(first, last, step, dtype=dtype, device=rows.x.device).reshape(1, -1)
 
 
+@over_dims
 def soft_sort(
     x: Tensor,
     lam: Number = 1.0,
     *,
     p: float = 2.0,
     descending: bool = True,
-    dim: int = -1,
+    dim: Dim = -1,
     solver: IsotonicSolver = "pav",
     solver_options: SolverOptions | None = None,
 ) -> Tensor:
@@ -257,7 +268,8 @@ def soft_sort(
 
     .. math:: \arg\max_{y \in P(x)} \langle \rho, y \rangle - R(y), \qquad \rho = (n, \dots, 1)
 
-    ``lam = 0`` is the hard sort; lam -> infinity gives the mean of x everywhere.
+    ``lam = 0`` is the hard sort; lam -> infinity gives the mean of x everywhere. Padding (-inf) comes
+    last, in either direction, and moves nothing.
 
     >>> soft_sort(torch.tensor([0.1, 0.9, 0.5]), lam=0.1)
     tensor([0.9000, 0.5000, 0.1000])
@@ -267,16 +279,23 @@ def soft_sort(
     if x.numel() == 0:
         return without_entries(x, lam)
     rho = _rho(rows, descending).expand(rows.data.shape)
-    return rows.restore(_y(rho, rows.data, lam_rows, setting, x.dtype))
+    y = _fused(rho, rows.data, lam_rows, setting, x.dtype)
+    if y is None:
+        data, e = rows.data.to(lam_rows.dtype), setting.exponent
+        rho, w, there = padding.sorting(xp, data, lam_rows, e, descending)
+        relaxed = relax_rows(rho, w, lam_rows, setting, _floor(x.dtype))
+        y = torch.where(there | relaxed.invalid, relaxed.y(), -torch.inf)
+    return rows.restore(y)
 
 
+@over_dims
 def soft_rank(
     x: Tensor,
     lam: Number = 1.0,
     *,
     p: float = 2.0,
     descending: bool = True,
-    dim: int = -1,
+    dim: Dim = -1,
     solver: IsotonicSolver = "pav",
     solver_options: SolverOptions | None = None,
 ) -> Tensor:
@@ -284,7 +303,8 @@ def soft_rank(
 
     .. math:: \arg\max_{y \in P(\rho)} \langle -x, y \rangle - R(y), \qquad \rho = (n, \dots, 1)
 
-    ``lam = 0`` is the hard rank; lam -> infinity gives (n+1)/2 everywhere.
+    ``lam = 0`` is the hard rank; lam -> infinity gives (n+1)/2 everywhere. Padding (-inf) ranks last,
+    in either direction, and moves nothing: it shares the ranks after those of the m other entries.
 
     >>> soft_rank(torch.tensor([0.1, 0.9, 0.5]), lam=0.1)
     tensor([3., 1., 2.])
@@ -294,4 +314,9 @@ def soft_rank(
     if x.numel() == 0:
         return without_entries(x, lam)
     z = -rows.data if descending else rows.data
-    return rows.restore(_y(z, _rho(rows), lam_rows, setting, x.dtype))
+    y = _fused(z, _rho(rows), lam_rows, setting, x.dtype)
+    if y is None:
+        data, e = rows.data.to(lam_rows.dtype), setting.exponent
+        z = padding.ranking(xp, data, lam_rows, e, descending)
+        y = relax_rows(z, _rho(rows), lam_rows, setting, _floor(x.dtype)).y()
+    return rows.restore(y)
