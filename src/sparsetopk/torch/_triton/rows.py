@@ -184,7 +184,7 @@ def output(
 def rounded(y, T: tl.constexpr):
     """In the dtype of what is stored; from float64 to 16 bits in two steps, as the interpreter knows
     no other."""
-    if y.dtype == tl.float64 and T != tl.float64:
+    if y.dtype == tl.float64 and tl.float64 != T:
         y = y.to(tl.float32)
     return y.to(T)
 
