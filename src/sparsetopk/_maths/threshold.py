@@ -254,8 +254,8 @@ class _Problem(NamedTuple):
     def _linear_root(
         self, pivot: Array, lo: Array, hi: Array, x: Array, passes: int
     ) -> tuple[Array, Array, Array]:
-        """``increasing_root`` in as few operations as it takes: Newton's method, which ends where it finds
-        the piece of the root, and every fourth time bisection. delta, and the ends around it."""
+        """``increasing_root`` in as few operations as it takes: Newton's method, which ends where it
+        finds the piece of the root, and at first every fourth time bisection. delta, and its ends."""
         xp, lam, dtype = self.xp, self.lam, self.lam.dtype
         for i in range(passes):
 
@@ -270,8 +270,8 @@ class _Problem(NamedTuple):
             lo, hi = xp.where(value <= 0, x, lo), xp.where(value >= 0, x, hi)
             middle = lo + (hi - lo) / 2
             target = x - value / xp.clip(size, 1, None)
-            is_inside = (target > lo) & (target < hi)
-            bisects = i % 4 == 3 and i < passes - 4  # the last ones are Newton's
+            is_inside = (target >= lo) & (target <= hi)
+            bisects = i % 4 == 3 and i < passes - 8  # the last ones are Newton's
             x = middle if bisects else xp.where(is_inside, target, middle)
         return x, lo, hi
 
