@@ -29,6 +29,7 @@ def interpreted(monkeypatch):
         yield
         return
     monkeypatch.setattr(launch, "_ENTRIES", 1 << 16)
+    monkeypatch.setattr(launch, "_LANES", 1 << 10)
     with np.errstate(all="ignore"):
         yield
 

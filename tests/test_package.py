@@ -20,9 +20,16 @@ from sparsetopk._core import _native as _core
 ROOT = Path(__file__).parent.parent
 OF_FRAMEWORKS = {
     *("nn", "moe", "prune", "baselines", "Selection", "Routing"),
-    *("expert_choice", "token_choice", "topk_mag_multi", "prune_params"),
+    *(
+        "expert_choice",
+        "token_choice",
+        "topk_mag_multi",
+        "topk_threshold",
+        "prune_params",
+        "sparsity",
+    ),
+    *("select_tokens", "topk_attention", "SelectedTokens"),
 }
-CROSS_ENTROPY = ("label_smoothing", "ignore_index", "weight")  # topk_loss has them in torch alone
 
 
 def test_import_needs_no_framework():
@@ -52,9 +59,7 @@ def test_public_names_have_the_signature_of_numpy(framework, axis):
         expected = {axis if k == "axis" else k: p.default for k, p in numpys.items()}
         assert ours.get("straight_through", False) is False
         assert ours.get("axis_name") is None is ours.get("group")
-        own = {"straight_through", "axis_name", "group"}
-        if name == "topk_loss":
-            own |= {axis, *CROSS_ENTROPY}
+        own = {"straight_through", "axis_name", "group", "where", "values", "sorted"}
         ours, expected = ({k: v for k, v in of.items() if k not in own} for of in (ours, expected))
         assert ours == expected
 
@@ -94,6 +99,8 @@ def modules():
 def test_docstring_examples(name):
     if name.startswith("sparsetopk.torch"):
         pytest.importorskip("torch")
+    if name == "sparsetopk.sklearn":
+        pytest.importorskip("sklearn", minversion="1.6")
     default = contextlib.nullcontext()
     if name.startswith("sparsetopk.jax"):  # other tests turn float64 on
         default = pytest.importorskip("jax").enable_x64(False)

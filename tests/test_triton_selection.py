@@ -11,10 +11,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 st = pytest.importorskip("sparsetopk.torch")
 
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from interpreted import assert_near, both, by_the_core, compile_all, interpreted  # noqa: F401
 from launches import launches
 from sparsetopk._maths.operator import MAGNITUDE, MASK
 from sparsetopk.torch import moe
+from sparsetopk.torch._triton import state
 
 inf, nan = float("inf"), float("nan")
 
@@ -205,3 +208,19 @@ def test_compiled_for_nvidia():
         assert found["loads"].count(".128") == per_thread // 4, (request, found)
         dense = per_thread // 4 if request["name"] == "select_backward" else 0
         assert found["stores"].count(".128") == dense, (request, found)
+
+
+def test_exports_with_fake_tensors_of_cuda():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            selected = st.topk_select(x, 3, 0.1, capacity=4)
+            return st.topk_mask(x, 3, 0.1), selected.values, st.topk_value(x, 3, 0.1)
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        x = torch.empty(4, 10, device="cuda")
+    with pytest.MonkeyPatch.context() as patch, mode:
+        patch.setattr(state, "is_served", lambda x: x.is_cuda)
+        program = torch.export.export(Model(), (x,))
+    names = [str(node.target) for node in program.graph.nodes]
+    names = [name.split(".")[1] for name in names if name.startswith("sparsetopk")]
+    assert names == ["rows_select", "rows_forward", "rows_value"]

@@ -28,6 +28,7 @@ from sparsetopk.torch._triton import (
     launch_long,
     long,
     long_backward,
+    pav,
     select,
     value,
 )
@@ -41,6 +42,7 @@ _KERNELS = {
     "select": select.select_kernel,
     "select_backward": select.select_backward_kernel,
     "slots": select.slots_kernel,
+    "pav": pav.pav_kernel,
 }
 _LONG = {
     "sample": long.sample_kernel,
@@ -53,6 +55,8 @@ _LONG = {
 _TYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
 _OF_X = ("x_ptr", "y_ptr", "g_ptr", "dx_ptr", "value_ptr", "starts_ptr")
 _POINTERS = {"copied_ptr": "i32", "index_ptr": "i32", "table_ptr": "fp64", "again_ptr": "fp64"}
+_POINTERS |= {"first_ptr": "i32", "stack_ptr": "fp64"}
+_POINTERS |= {f"{name}_ptr": "i64" for name in ("order", "w_order", "block", "paired")}
 _INDICES = ("index_ptr", "t_ptr")  # of slots, and of classes where targets are labels
 # Arguments of a launch with numbers for k and lam > 0, and what a request may replace.
 _CONSTANTS = {
@@ -76,6 +80,8 @@ _CONSTANTS = {
     "STRAIGHT": False,
     "IN_SLOTS": True,
     "IN_DROPPED": False,
+    "PHI": 0,
+    "LANES": 32,
     "TABLE": False,
     "AGAIN": False,
     "G": 1024,
@@ -91,6 +97,8 @@ def _source(name: str, n: int, dtype: str, constants: dict[str, Any]) -> tuple[A
     operator = Operator(fixed["OP"], fixed["E"], fixed["DEBIAS"])
     twofold = fixed["LAM_TENSOR"] or fixed["COMPLETION"] == 2 or fixed["STRAIGHT"]
     shape = Shape.of(n, operator, getattr(torch, computed), twofold)
+    if name == "pav":
+        shape = Shape(1, fixed["LANES"], 1)
     if name in _LONG:
         shape = Shape(launch_long.CHUNK, 1, launch_long.WARPS[kernel])
     fixed = fixed | {"ROWS": shape.rows, "BLOCK": shape.block}

@@ -16,9 +16,10 @@ Array = Any
 _STEP, _STEPS, _BISECTIONS = 16.0, 40, 30
 
 
-def default_capacity(k: float, n: int) -> int:
-    """k slots and a quarter more, at least 8, for the entries that are shared at the boundary."""
-    return min(n, math.ceil(k) + max(8, math.ceil(k / 4)))
+def default_capacity(k: float, n: int, hard: bool = False) -> int:
+    """k slots and, unless the top-k is hard, a quarter more, at least 8, for the entries that are shared
+    at the boundary."""
+    return min(n, max(1, math.ceil(k)) if hard else math.ceil(k) + max(8, math.ceil(k / 4)))
 
 
 def check_slots(capacity: int, k: float, n: int) -> None:

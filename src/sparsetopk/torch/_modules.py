@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._checks import check_positive_int
 from ._functions.operators import topk_mask, topk_sign
-from ._rows.arguments import Number, is_plain
+from ._rows.arguments import Number, entries, is_plain
 from ._spread.groups import check_group
 
 if TYPE_CHECKING:
@@ -118,6 +118,11 @@ class Module(_Exact):
         self._keep("lam", lam)
         self.options = options
 
+    def within(self, n: int) -> Number:
+        """k for rows of n entries: a parameter that has learned to leave [0, n] is taken at the nearest
+        end, with the derivative there."""
+        return _within(self.k, 0.0, n)
+
     def _keep(self, name: str, value: Number | RunningLam) -> None:
         if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter):
             self.register_buffer(name, value)
@@ -127,6 +132,12 @@ class Module(_Exact):
     def extra_repr(self) -> str:
         shown = {"k": _short(self.k), "lam": _short(self.lam), **self.options}
         return ", ".join(f"{key}={value}" for key, value in shown.items())
+
+
+def _within(value: Number, low: float, high: float | None) -> Number:
+    if not isinstance(value, torch.nn.Parameter):
+        return value
+    return value + (value.clamp(low, high) - value).detach()
 
 
 def _short(value: Number | RunningLam) -> str:
@@ -155,7 +166,7 @@ class HardenedModule(Module):
         """lam, or 0 where the module is hard."""
         if self.hard_eval and not self.training:
             return 0.0
-        return self.lam.value if isinstance(self.lam, RunningLam) else self.lam
+        return self.lam.value if isinstance(self.lam, RunningLam) else _within(self.lam, 0.0, None)
 
     def watch(self, competing: Callable[[], Tensor], rows: int) -> None:
         """Tell a running lam which entries compete."""
@@ -196,7 +207,8 @@ class Operator(HardenedModule):
     def evaluate(
         self, operator: Callable[..., Tensor], x: Tensor, k: Number | None = None
     ) -> Tensor:
-        lam, k = self.current_lam, self.k if k is None else k
+        n = entries(x, self.options["dim"])
+        lam, k = self.current_lam, self.within(n) if k is None else k
         y = operator(x, k, lam, **self.options)
 
         def competing() -> Tensor:
@@ -209,7 +221,7 @@ class Operator(HardenedModule):
                 seen = operator(x.detach(), k, lam, **{**self.options, "straight_through": False})
             return (seen != 0) & (seen.abs() != whole)
 
-        rows = x.numel() // max(x.shape[self.options["dim"]], 1)
+        rows = x.numel() // max(n, 1)
         self.look(competing, rows)
         self.watch(competing, rows)
         return y

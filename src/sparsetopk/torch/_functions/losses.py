@@ -18,6 +18,7 @@ from .._fused import traced
 from .._fused.kernels import check_not_onnx
 from .._fused.loss import Call, one_hot
 from .._rows.arguments import (
+    Dim,
     Number,
     Rows,
     check_dense,
@@ -25,6 +26,7 @@ from .._rows.arguments import (
     check_k_and_lam,
     compute_dtype,
     is_plain,
+    over_dims,
     without_entries,
 )
 from .._rows.differentiable import relax
@@ -33,6 +35,7 @@ from .._solvers.vectorized import row_sum, split
 from .._triton import losses as on_gpu
 
 
+@over_dims
 def topk_value(
     x: Tensor,
     k: Number,
@@ -41,7 +44,7 @@ def topk_value(
     p: float = 2.0,
     two_sided: bool = False,
     phi: PhiName = "identity",
-    dim: int = -1,
+    dim: Dim = -1,
 ) -> Tensor:
     r"""The optimal value of the relaxed top-k problem, one per row.
 
@@ -61,7 +64,7 @@ def topk_value(
     rows, e = Rows.of("x", x, dim), check_exponent(p)
     check_k_and_lam(rows, k, lam)
     if x.numel() == 0:
-        return without_entries(x, k, lam).sum(dim=dim)
+        return without_entries(x, k, lam).sum(dim=rows.dim)
     operator = Operator(TWO_SIDED if two_sided else OF_PHI[phi], e)
     if on_gpu.takes(rows, operator):
         return rows.restore_scalars(on_gpu.value(rows, k, lam, operator))

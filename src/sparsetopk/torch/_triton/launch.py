@@ -16,6 +16,7 @@ from ..._maths.operator import MAGNITUDE, MASK, Operator
 from . import compute_dtype, is_long
 from .backward import backward_kernel
 from .forward import forward_kernel
+from .pav import pav_kernel
 from .select import select_backward_kernel, select_kernel, slots_kernel
 from .state import meta
 from .value import total_kernel, value_backward_kernel, value_kernel
@@ -24,6 +25,7 @@ Number = float | Tensor
 
 # How many entries a program has if rows are short, and a thread.
 _ENTRIES, _PER_THREAD = 2048, 16
+_LANES = 32  # rows of a program that has a row to every lane
 
 
 class Shape(NamedTuple):
@@ -345,3 +347,19 @@ def slots(y: Tensor, capacity: int) -> Tensor:
             num_warps=shape.warps,
         )
     return indices
+
+
+def pav(
+    s: Tensor, order: Tensor, w: Tensor, w_order: Tensor, lam: Tensor, phi: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """d, block and paired of ``_solvers.pav.solve``, in the order of x, for p = 2 and sorted rows."""
+    m, n = s.shape
+    first = s.new_empty(s.shape, dtype=torch.int32)
+    stack = s.new_empty((m, n, 4), dtype=torch.float64)
+    d, block, paired = lam.new_empty(s.shape), torch.empty_like(order), torch.empty_like(order)
+    with device_of(s):
+        pav_kernel[(triton.cdiv(m, _LANES),)](
+            s, w, lam, order, w_order, first, stack, d, block, paired, m, n,
+            n if len(w) > 1 else 0, PHI=phi, LANES=_LANES, num_warps=1,
+        )  # fmt: skip
+    return d, block, paired
