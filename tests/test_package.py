@@ -27,6 +27,7 @@ OF_FRAMEWORKS = {
         "topk_threshold",
         "prune_params",
         "sparsity",
+        "export_checks",
     ),
     *("select_tokens", "topk_attention", "SelectedTokens"),
 }
@@ -103,6 +104,8 @@ def modules():
 def test_docstring_examples(name):
     if name.startswith("sparsetopk.torch"):
         pytest.importorskip("torch")
+    if name == "sparsetopk.sklearn":
+        pytest.importorskip("sklearn", minversion="1.6")
     default = contextlib.nullcontext()
     if name.startswith("sparsetopk.jax"):  # other tests turn float64 on
         default = pytest.importorskip("jax").enable_x64(False)

@@ -8,10 +8,10 @@ from ._functions.norms import half_sq_support_norm, owl_norm, support_negentropy
 from ._functions.operators import topk, topk_mag, topk_mask, topk_sign
 from ._functions.polytope import permutahedron, permutahedron_value, soft_rank, soft_sort
 from ._functions.selection import Selection, StraightThroughSelection, choose_lam, topk_select
+from ._functions.selectors import SelectedTokens, select_tokens, topk_attention
 from ._solvers.ffi import export_checks
 from .moe import Routing, expert_choice, token_choice
 from .prune import prune_params, sparsity
-from .selectors import SelectedTokens, select_tokens, topk_attention
 
 for _type in (Selection, StraightThroughSelection, Routing, SelectedTokens):
     _export.register_namedtuple_serialization(

@@ -8,7 +8,8 @@ Common to all of them:
 - ``p > 1``; 2, 3/2 and 4/3 have closed forms. ``solver`` is "threshold" (default), "pav" or "dykstra"
   (p = 2), with ``solver_options`` as in NumPy.
 - ``dim`` may be several dimensions, or None for all of them: the top-k is then over all their entries.
-  ``largest=False`` selects the smallest, where +inf marks what is not a candidate.
+  ``where`` is True where there is a candidate, and broadcasts to x; other entries are never selected,
+  whatever they hold. ``largest=False`` selects the smallest, where +inf marks what is no candidate.
 - ``straight_through=True`` gives the hard output with the derivative of the relaxed operator.
 - The output has the shape, dtype and device of x. A NaN makes its row NaN; so does a bad k or lam whose
   value cannot be read at once (traced, or on another device than the CPU).
@@ -35,6 +36,7 @@ from .._rows.arguments import (
     Dim,
     Number,
     Rows,
+    candidates,
     check_dim,
     check_float_tensor,
     check_k_and_lam,
@@ -131,6 +133,7 @@ def topk_mask(
     two_sided: bool = False,
     largest: bool = True,
     dim: Dim = -1,
+    where: Tensor | None = None,
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
     straight_through: bool = False,
@@ -150,7 +153,7 @@ def topk_mask(
     """
     operator = Operator(TWO_SIDED if two_sided else MASK, check_exponent(p))
     call = _Call(k, lam, operator, dim, group, False, solver, solver_options)
-    return _operator(x, call, straight_through, largest)
+    return _operator(candidates(x, where, False, largest), call, straight_through, largest)
 
 
 @over_dims
@@ -163,6 +166,7 @@ def topk(
     two_sided: bool = False,
     largest: bool = True,
     dim: Dim = -1,
+    where: Tensor | None = None,
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
     straight_through: bool = False,
@@ -175,7 +179,7 @@ def topk(
     """
     operator = Operator(TWO_SIDED if two_sided else MASK, check_exponent(p))
     call = _Call(k, lam, operator, dim, group, True, solver, solver_options)
-    return _operator(x, call, straight_through, largest)
+    return _operator(candidates(x, where, False, largest), call, straight_through, largest)
 
 
 @over_dims
@@ -187,6 +191,7 @@ def topk_mag(
     p: float = 2.0,
     debias: bool = True,
     dim: Dim = -1,
+    where: Tensor | None = None,
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
     straight_through: bool = False,
@@ -209,7 +214,7 @@ def topk_mag(
     """
     operator = Operator(MAGNITUDE, check_exponent(p), debias)
     call = _Call(k, lam, operator, dim, group, False, solver, solver_options)
-    return _operator(x, call, straight_through)
+    return _operator(candidates(x, where, True), call, straight_through)
 
 
 @over_dims
@@ -220,6 +225,7 @@ def topk_sign(
     *,
     p: float = 2.0,
     dim: Dim = -1,
+    where: Tensor | None = None,
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
     straight_through: bool = False,
@@ -236,4 +242,4 @@ def topk_sign(
     """
     operator = Operator(SIGN, check_exponent(p))
     call = _Call(k, lam, operator, dim, group, False, solver, solver_options)
-    return _operator(x, call, straight_through)
+    return _operator(candidates(x, where, True), call, straight_through)

@@ -20,6 +20,7 @@ from .._rows.arguments import (
     Dim,
     Number,
     Rows,
+    candidates,
     check_dim,
     check_k_and_lam,
     is_plain,
@@ -67,6 +68,7 @@ def topk_select(
     values: Literal["mask", "x"] = "mask",
     sorted: bool = False,
     dim: Dim = -1,
+    where: Tensor | None = None,
     capacity: int | None = None,
     straight_through: Literal[False] = False,
     group: ProcessGroup | None = None,
@@ -86,6 +88,7 @@ def topk_select(
     values: Literal["mask", "x"] = "mask",
     sorted: bool = False,
     dim: Dim = -1,
+    where: Tensor | None = None,
     capacity: int | None = None,
     straight_through: Literal[True],
     group: ProcessGroup | None = None,
@@ -105,6 +108,7 @@ def topk_select(
     values: Literal["mask", "x"] = "mask",
     sorted: bool = False,
     dim: Dim = -1,
+    where: Tensor | None = None,
     capacity: int | None = None,
     straight_through: bool = False,
     group: ProcessGroup | None = None,
@@ -138,6 +142,7 @@ def topk_select(
     """
     _check_magnitude(magnitude, two_sided, largest)
     check_choice("values", values, ("mask", "x"))
+    x = candidates(x, where, magnitude, largest)
     if straight_through and sorted:
         raise ValueError("sorted must be False when straight_through=True, got True")
     options: Any = {"dim": dim, "group": group}
@@ -290,6 +295,7 @@ def choose_lam(
     magnitude: bool = False,
     largest: bool = True,
     dim: Dim = -1,
+    where: Tensor | None = None,
 ) -> Tensor:
     """The smallest lam, per row, that leaves at least ``fractional`` entries between 0 and 1.
 
@@ -306,7 +312,7 @@ def choose_lam(
     8
     """
     _check_magnitude(magnitude, two_sided, largest)
-    x = x.detach() if isinstance(x, Tensor) else x
+    x = candidates(x.detach() if isinstance(x, Tensor) else x, where, magnitude, largest)
     rows, e = Rows.of("x", x if largest else -x, dim), check_exponent(p)
     k = k.detach() if isinstance(k, Tensor) else k
     check_k_and_lam(rows, k, 1.0)

@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
+from ..._checks import check_broadcast, check_flags
 from .._fused.kernels import PLAIN
 from .._private import (
     dispatch_modes,
@@ -121,6 +122,22 @@ def check_float_tensor(name: str, value: object) -> Tensor:
             f"got {_name(value.dtype)}"
         )
     return value
+
+
+def candidates(x: Tensor, where: Tensor | None, even: bool, largest: bool = True) -> Tensor:
+    """x, with something that is never selected where ``where`` is False."""
+    if where is None:
+        return x
+    check_where(where, check_float_tensor("x", x))
+    return torch.where(where, x, 0.0 if even else -torch.inf if largest else torch.inf)
+
+
+def check_where(where: object, x: Tensor) -> Tensor:
+    are_booleans = isinstance(where, Tensor) and where.dtype == torch.bool
+    check_flags("where", are_booleans, show(where))
+    flags = cast(Tensor, where)
+    check_broadcast("where", tuple(flags.shape), tuple(x.shape))
+    return flags
 
 
 def check_dim(name: str, x: Tensor, dim: object) -> int:
@@ -276,7 +293,7 @@ class Merged:
         given = range(whole.ndim) if dim is None else [check_dim("x", whole, d) for d in dim]
         if len(set(given)) != len(given) or (dim is not None and not given):
             raise ValueError(f"dim must name dimensions, each of them once, got {dim!r}")
-        self.dims, self.shape = sorted(given), whole.shape
+        self.dims, self.shape, self._whole = sorted(given), whole.shape, whole
         self.others = [d for d in range(whole.ndim) if d not in self.dims]
         self.x = self._merge(whole)
 
@@ -294,6 +311,9 @@ class Merged:
                 f"dims {tuple(self.dims)}, got shape {tuple(value.shape)}"
             )
         return self._merge(whole)
+
+    def flags(self, where: Tensor) -> Tensor:
+        return self._merge(check_where(where, self._whole).broadcast_to(self.shape))
 
     @property
     def n(self) -> int:
@@ -328,6 +348,8 @@ def over_dims(f: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]
         for name in ("k", "lam"):
             if name in options:
                 options[name] = merged.number(options[name])
+        if options.get("where") is not None:
+            options["where"] = merged.flags(options["where"])
         return merged.back(one(merged.x, *numbers, dim=-1, **options))
 
     return cast(Callable[_Arguments, _Result], wrapped)
