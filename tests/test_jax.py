@@ -56,8 +56,8 @@ def close(got, expected, **tolerances):
     "case", [c for c in CASES if c.p in (2.0, 1.2, 3.0) and c.operator != "topk"], ids=str
 )
 def test_both_implementations_agree(case: Case):
-    """The plain one, that of GPU and TPU, on all inputs at once. In float32 thousands of rows with p <= 2
-    are those of ``test_batches``."""
+    """The plain one, that of GPU and TPU, on all inputs at once. Float32 with p <= 2 is that of
+    ``test_batches``, on thousands of rows."""
     x, k, lam = ROWS
     exact = case.function(sparsetopk)(x, k, lam)
     kind = _kind(case)
