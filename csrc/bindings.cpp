@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <initializer_list>
+#include <limits>
 #include <new>
 #include <stdexcept>
 
@@ -25,6 +27,26 @@ using Address = unsigned long long;  // the "K" of PyArg_ParseTuple
 template <class T>
 T* pointer(Address address) {
   return reinterpret_cast<T*>(static_cast<std::uintptr_t>(address));
+}
+
+// Whether the lengths make sense together, and every address is one, unless there is nothing at it. That memory is as
+// long as they say is for the callers to see to.
+bool sound(std::initializer_list<Py_ssize_t> lengths, std::initializer_list<Address> addresses) {
+  Py_ssize_t room = std::numeric_limits<Py_ssize_t>::max() / Py_ssize_t(sizeof(double));
+  bool empty = false;
+  for (const Py_ssize_t length : lengths) {
+    empty |= length == 0;
+    if (length > 0) room /= length;
+    if (length >= 0 && room > 0) continue;
+    PyErr_Format(PyExc_ValueError, "lengths must be at least 0 and fit memory, got %zd", length);
+    return false;
+  }
+  for (const Address address : addresses)
+    if (address == 0 && !empty) {
+      PyErr_SetString(PyExc_ValueError, "the address of an array must not be 0");
+      return false;
+    }
+  return true;
 }
 
 // Thrown where a signal has left an exception of Python, as Ctrl-C does.
@@ -111,7 +133,13 @@ struct Arguments {
             pointer<sparsetopk::State>(state),
             std::size_t(threads)};
   }
-  bool known() const {
+  // Whether they make sense; ``others`` are further arrays.
+  bool known(std::initializer_list<Address> others) const {
+    if (!sound({rows, n}, {x, k, lam, state}) || !sound({rows, n}, others)) return false;
+    if (row_stride < 0 || k_stride < 0 || lam_stride < 0 || threads < 0) {
+      PyErr_SetString(PyExc_ValueError, "strides and threads must be at least 0");
+      return false;
+    }
     if (!(exponent > 0 && exponent < HUGE_VAL)) {
       PyErr_SetString(PyExc_ValueError, "exponent must be a positive number");
       return false;
@@ -129,7 +157,7 @@ PyObject* threshold_forward(PyObject*, PyObject* args) {
   Address y;
   if (!PyArg_ParseTuple(args, "idpinnnKKnKnKKn", &a.op, &a.exponent, &a.debias, &a.dtype, &a.rows, &a.n,
                         &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &y, &a.threads) ||
-      !a.known())
+      !a.known({y}))
     return nullptr;
   without_lock([&] { sparsetopk::forward(a.problem(), pointer<void>(y)); });
   return Py_NewRef(Py_None);
@@ -141,7 +169,7 @@ PyObject* threshold_backward(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "idpinnnKKnKnKKKKKn", &a.op, &a.exponent, &a.debias, &a.dtype, &a.rows, &a.n,
                         &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &g, &dx, &dk,
                         &dlam, &a.threads) ||
-      !a.known())
+      !a.known({g, dx}))
     return nullptr;
   without_lock([&] {
     sparsetopk::backward(a.problem(), pointer<const void>(g), pointer<void>(dx), pointer<double>(dk),
@@ -154,6 +182,9 @@ PyObject* threshold_backward(PyObject*, PyObject* args) {
 struct PieceArguments {
   Address begin = 0;
   Py_ssize_t count = 0, threads = 0;
+  bool known(std::initializer_list<Address> others = {}) const {
+    return sound({count}, {begin}) && sound({threads + 1}, others);
+  }
   sparsetopk::Pieces pieces() const {
     return {pointer<sparsetopk::Piece>(begin), std::size_t(count), std::size_t(threads)};
   }
@@ -171,7 +202,8 @@ PyObject* pieces_gather(PyObject*, PyObject* args) {
   sparsetopk::Bounds bounds{};
   int is_long = 0;
   if (!PyArg_ParseTuple(args, "Knnddddp", &a.begin, &a.count, &a.threads, &bounds.from, &bounds.to, &bounds.lo,
-                        &bounds.hi, &is_long))
+                        &bounds.hi, &is_long) ||
+      !a.known())
     return nullptr;
   bounds.is_long = is_long != 0;
   const sparsetopk::Counts counts = without_lock([&] { return sparsetopk::gather(a.pieces(), bounds); });
@@ -182,7 +214,8 @@ PyObject* pieces_ties(PyObject*, PyObject* args) {
   PieceArguments a;
   double size = 0;
   Address counts = 0;
-  if (!PyArg_ParseTuple(args, "KnndK", &a.begin, &a.count, &a.threads, &size, &counts)) return nullptr;
+  if (!PyArg_ParseTuple(args, "KnndK", &a.begin, &a.count, &a.threads, &size, &counts) || !a.known({counts}))
+    return nullptr;
   without_lock([&] { sparsetopk::ties(a.pieces(), size, pointer<std::int64_t>(counts)); });
   return Py_NewRef(Py_None);
 }
@@ -191,7 +224,8 @@ PyObject* pieces_histogram(PyObject*, PyObject* args) {
   PieceArguments a;
   Address first = 0, last = 0, counts = 0;
   int shift = 0;
-  if (!PyArg_ParseTuple(args, "KnnKKiK", &a.begin, &a.count, &a.threads, &first, &last, &shift, &counts))
+  if (!PyArg_ParseTuple(args, "KnnKKiK", &a.begin, &a.count, &a.threads, &first, &last, &shift, &counts) ||
+      !a.known({counts}))
     return nullptr;
   if (shift < 0 || shift > 63 || (last - first) >> shift >= sparsetopk::kBuckets) {
     PyErr_Format(PyExc_ValueError, "shift must leave at most %d buckets, got %d", int(sparsetopk::kBuckets), shift);
@@ -204,7 +238,7 @@ PyObject* pieces_histogram(PyObject*, PyObject* args) {
 PyObject* pieces_neighbours(PyObject*, PyObject* args) {
   PieceArguments a;
   double cut = 0;
-  if (!PyArg_ParseTuple(args, "Knnd", &a.begin, &a.count, &a.threads, &cut)) return nullptr;
+  if (!PyArg_ParseTuple(args, "Knnd", &a.begin, &a.count, &a.threads, &cut) || !a.known()) return nullptr;
   const sparsetopk::Neighbours found = without_lock([&] { return sparsetopk::neighbours(a.pieces(), cut); });
   return Py_BuildValue("dd", found.above, found.below);
 }
@@ -212,7 +246,8 @@ PyObject* pieces_neighbours(PyObject*, PyObject* args) {
 PyObject* pieces_masses(PyObject*, PyObject* args) {
   SpreadArguments a;
   if (!PyArg_ParseTuple(args, "Knndpddddp", &a.begin, &a.count, &a.threads, &a.exponent, &a.debias, &a.k, &a.lam,
-                        &a.pivot, &a.delta, &a.is_long))
+                        &a.pivot, &a.delta, &a.is_long) ||
+      !a.known())
     return nullptr;
   const sparsetopk::Masses found = without_lock([&] { return sparsetopk::masses(a.pieces(), a.row()); });
   return Py_BuildValue("ddd", found.mass, found.slope, found.above);
@@ -221,7 +256,8 @@ PyObject* pieces_masses(PyObject*, PyObject* args) {
 PyObject* pieces_apply(PyObject*, PyObject* args) {
   SpreadArguments a;
   if (!PyArg_ParseTuple(args, "Knndpddddp", &a.begin, &a.count, &a.threads, &a.exponent, &a.debias, &a.k, &a.lam,
-                        &a.pivot, &a.delta, &a.is_long))
+                        &a.pivot, &a.delta, &a.is_long) ||
+      !a.known())
     return nullptr;
   without_lock([&] { sparsetopk::apply(a.pieces(), a.row()); });
   return Py_NewRef(Py_None);
@@ -231,7 +267,8 @@ PyObject* pieces_block_sums(PyObject*, PyObject* args) {
   SpreadArguments a;
   Address sums = 0;
   if (!PyArg_ParseTuple(args, "KnndpddddpK", &a.begin, &a.count, &a.threads, &a.exponent, &a.debias, &a.k, &a.lam,
-                        &a.pivot, &a.delta, &a.is_long, &sums))
+                        &a.pivot, &a.delta, &a.is_long, &sums) ||
+      !a.known({sums}))
     return nullptr;
   without_lock([&] { sparsetopk::block_sums(a.pieces(), a.row(), pointer<double>(sums)); });
   return Py_NewRef(Py_None);
@@ -241,7 +278,8 @@ PyObject* pieces_cotangents(PyObject*, PyObject* args) {
   SpreadArguments a;
   Address sums = 0;
   if (!PyArg_ParseTuple(args, "KnndpddddpK", &a.begin, &a.count, &a.threads, &a.exponent, &a.debias, &a.k, &a.lam,
-                        &a.pivot, &a.delta, &a.is_long, &sums))
+                        &a.pivot, &a.delta, &a.is_long, &sums) ||
+      !a.known({sums}))
     return nullptr;
   const double in_lam =
       without_lock([&] { return sparsetopk::cotangents(a.pieces(), a.row(), pointer<const double>(sums)); });
@@ -269,7 +307,7 @@ PyObject* threshold_loss(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "idpinnnKKnKnKKLpKKKn", &a.op, &a.exponent, &a.debias, &a.dtype, &a.rows, &a.n,
                         &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &labels, &ignored,
                         &spread, &weights, &y, &value, &a.threads) ||
-      !a.known())
+      !a.known({y, value}))
     return nullptr;
   const sparsetopk::Problem problem = a.problem();
   const sparsetopk::Targets targets{pointer<const std::int64_t>(labels), ignored, spread != 0,
@@ -288,7 +326,9 @@ PyObject* select_slots(PyObject*, PyObject* args) {
   int dtype = 0;
   Py_ssize_t rows = 0, n = 0, capacity = 0;
   Address y, indices;
-  if (!PyArg_ParseTuple(args, "innKnK", &dtype, &rows, &n, &y, &capacity, &indices)) return nullptr;
+  if (!PyArg_ParseTuple(args, "innKnK", &dtype, &rows, &n, &y, &capacity, &indices) ||
+      !sound({rows, n}, {y, indices}))
+    return nullptr;
   if (dtype < 0 || dtype > int(sparsetopk::Dtype::bfloat16) || capacity < 1 || capacity > n) {
     PyErr_Format(PyExc_ValueError, "dtype must be in [0, 3] and capacity in [1, n], got %d and %zd", dtype, capacity);
     return nullptr;
@@ -306,10 +346,20 @@ bool check_itemsize(int itemsize) {
   return false;
 }
 
+bool one_or_all(Py_ssize_t given, Py_ssize_t rows) {
+  if (given == 1 || given == rows) return true;
+  PyErr_Format(PyExc_ValueError, "x and w must have one row or %zd, got %zd", rows, given);
+  return false;
+}
+
 bool check_phi(int phi) {
   if (phi >= 0 && phi <= int(sparsetopk::PhiName::exp)) return true;
   PyErr_Format(PyExc_ValueError, "phi must be in [0, %d], got %d", int(sparsetopk::PhiName::exp), phi);
   return false;
+}
+
+sparsetopk::FloatRows floats(Py_ssize_t data, Py_ssize_t itemsize, Py_ssize_t rows, Py_ssize_t n) {
+  return {pointer<const void>(data), std::size_t(itemsize), std::size_t(rows), std::size_t(n)};
 }
 
 PyObject* solve_isotonic(PyObject*, PyObject* args) {
@@ -317,7 +367,7 @@ PyObject* solve_isotonic(PyObject*, PyObject* args) {
   double exponent = 0;
   Py_ssize_t rows = 0, n = 0, s = 0, w = 0, lam = 0, d = 0, block = 0;
   if (!PyArg_ParseTuple(args, "idnnnnnnn", &phi, &exponent, &rows, &n, &s, &w, &lam, &d, &block)) return nullptr;
-  if (!check_phi(phi)) return nullptr;
+  if (!check_phi(phi) || !sound({rows, n}, {Address(s), Address(w), Address(lam), Address(d), Address(block)})) return nullptr;
   without_lock([&] {
     sparsetopk::solve_isotonic(sparsetopk::PhiName(phi), exponent, std::size_t(rows), std::size_t(n),
                                pointer<const double>(s), pointer<const double>(w), pointer<const double>(lam),
@@ -330,7 +380,7 @@ PyObject* argsort_descending(PyObject*, PyObject* args) {
   int itemsize = 0;
   Py_ssize_t rows = 0, n = 0, x = 0, order = 0;
   if (!PyArg_ParseTuple(args, "innnn", &itemsize, &rows, &n, &x, &order)) return nullptr;
-  if (!check_itemsize(itemsize)) return nullptr;
+  if (!check_itemsize(itemsize) || !sound({rows, n}, {Address(x), Address(order)})) return nullptr;
   without_lock([&] {
     const auto sort = [&](const auto* values) {
       sparsetopk::argsort_descending(std::size_t(rows), std::size_t(n), values, pointer<std::int64_t>(order));
@@ -344,17 +394,19 @@ PyObject* solve_permutahedron(PyObject*, PyObject* args) {
   int phi = 0;
   double exponent = 0;
   Py_ssize_t n = 0, rows = 0, x_size = 0, x = 0, w_rows = 0, w_size = 0, w = 0, lam = 0, d = 0, block = 0, paired = 0;
-  if (!PyArg_ParseTuple(args, "idnnnnnnnnnnn", &phi, &exponent, &n, &rows, &x_size, &x, &w_rows, &w_size, &w, &lam,
-                        &d, &block, &paired))
+  Py_ssize_t threads = 1;
+  if (!PyArg_ParseTuple(args, "idnnnnnnnnnnnn", &phi, &exponent, &n, &rows, &x_size, &x, &w_rows, &w_size, &w, &lam,
+                        &d, &block, &paired, &threads))
     return nullptr;
-  if (!check_phi(phi)) return nullptr;
-  const auto floats = [&](Py_ssize_t data, Py_ssize_t itemsize, Py_ssize_t rows) {
-    return sparsetopk::FloatRows{pointer<const void>(data), std::size_t(itemsize), std::size_t(rows), std::size_t(n)};
-  };
+  if (!check_phi(phi) || !check_itemsize(int(x_size)) || !check_itemsize(int(w_size)) || !one_or_all(w_rows, rows) ||
+      !sound({rows, n}, {Address(x), Address(w), Address(lam), Address(d), Address(block), Address(paired)}) ||
+      !sound({threads}, {}))
+    return nullptr;
   const bool finite = without_lock([&] {
-    return sparsetopk::solve_permutahedron(sparsetopk::PhiName(phi), exponent, floats(x, x_size, rows),
-                                           floats(w, w_size, w_rows), pointer<const double>(lam), pointer<double>(d),
-                                           pointer<std::int64_t>(block), pointer<std::int64_t>(paired));
+    return sparsetopk::solve_permutahedron(sparsetopk::PhiName(phi), exponent, floats(x, x_size, rows, n),
+                                           floats(w, w_size, w_rows, n), pointer<const double>(lam),
+                                           pointer<double>(d), pointer<std::int64_t>(block),
+                                           pointer<std::int64_t>(paired), std::size_t(threads));
   });
   return PyBool_FromLong(finite);
 }
@@ -368,20 +420,21 @@ sparsetopk::Saved<T> saved(Py_ssize_t order, Py_ssize_t first, Py_ssize_t w_orde
 PyObject* permutahedron_forward(PyObject*, PyObject* args) {
   double exponent = 0;
   int itemsize = 0;
-  Py_ssize_t rows = 0, n = 0, x = 0, w_rows = 0, w_size = 0, w = 0, lam = 0, y = 0;
-  Py_ssize_t order = 0, first = 0, w_order = 0, d = 0;
-  if (!PyArg_ParseTuple(args, "dinnnnnnnnnnnn", &exponent, &itemsize, &rows, &n, &x, &w_rows, &w_size, &w, &lam, &y,
-                        &order, &first, &w_order, &d))
+  Py_ssize_t rows = 0, n = 0, x_rows = 0, x = 0, w_rows = 0, w_size = 0, w = 0, lam = 0, y = 0;
+  Py_ssize_t order = 0, first = 0, w_order = 0, d = 0, threads = 1;
+  if (!PyArg_ParseTuple(args, "dinnnnnnnnnnnnnn", &exponent, &itemsize, &rows, &n, &x_rows, &x, &w_rows, &w_size, &w,
+                        &lam, &y, &order, &first, &w_order, &d, &threads))
     return nullptr;
-  if (!check_itemsize(itemsize)) return nullptr;
-  const sparsetopk::FloatRows weights{pointer<const void>(w), std::size_t(w_size), std::size_t(w_rows),
-                                      std::size_t(n)};
+  if (!check_itemsize(itemsize) || !check_itemsize(int(w_size)) || !one_or_all(x_rows, rows) ||
+      !one_or_all(w_rows, rows) || !sound({rows, n}, {Address(x), Address(w), Address(lam), Address(y)}) ||
+      !sound({threads}, {}))
+    return nullptr;
   const bool finite = without_lock([&] {
     const auto run = [&](auto* out) {
       using T = std::decay_t<decltype(*out)>;
-      return sparsetopk::permutahedron_forward<T>(exponent, std::size_t(rows), std::size_t(n), pointer<const T>(x),
-                                                  weights, pointer<const double>(lam), out,
-                                                  saved<T>(order, first, w_order, d));
+      return sparsetopk::permutahedron_forward<T>(exponent, std::size_t(rows), floats(x, sizeof(T), x_rows, n),
+                                                  floats(w, w_size, w_rows, n), pointer<const double>(lam), out,
+                                                  saved<T>(order, first, w_order, d), std::size_t(threads));
     };
     return itemsize == sizeof(float) ? run(pointer<float>(y)) : run(pointer<double>(y));
   });
@@ -390,21 +443,29 @@ PyObject* permutahedron_forward(PyObject*, PyObject* args) {
 
 PyObject* permutahedron_backward(PyObject*, PyObject* args) {
   double exponent = 0, floor = 0;
-  int itemsize = 0, single_w = 0;
-  Py_ssize_t rows = 0, n = 0, order = 0, first = 0, w_order = 0, d = 0, lam = 0, dy = 0, dx = 0, dw = 0, dlam = 0;
-  if (!PyArg_ParseTuple(args, "dinnnnnnnnnnpnd", &exponent, &itemsize, &rows, &n, &order, &first, &w_order, &d, &lam,
-                        &dy, &dx, &dw, &single_w, &dlam, &floor))
+  int itemsize = 0, w_size = 0;
+  Py_ssize_t rows = 0, n = 0, x_rows = 0, w_rows = 0, order = 0, first = 0, w_order = 0, d = 0, lam = 0, dy = 0, dx = 0;
+  Py_ssize_t dw = 0, dlam = 0, threads = 1;
+  if (!PyArg_ParseTuple(args, "dinnnninnnnnnnnndn", &exponent, &itemsize, &rows, &n, &x_rows, &w_rows, &w_size, &order,
+                        &first, &w_order, &d, &lam, &dy, &dx, &dw, &dlam, &floor, &threads))
     return nullptr;
-  if (!check_itemsize(itemsize)) return nullptr;
+  if (!check_itemsize(itemsize) || !check_itemsize(w_size) || !one_or_all(x_rows, rows) || !one_or_all(w_rows, rows) ||
+      !sound({rows, n}, {Address(order), Address(first), Address(d), Address(lam), Address(dy)}) ||
+      !sound({rows, n, Py_ssize_t(dw != 0)}, {Address(w_order)}) || !sound({threads}, {}))
+    return nullptr;
   without_lock([&] {
-    const auto run = [&](auto* out) {
+    const auto run = [&](auto* out, auto* out_w) {
       using T = std::decay_t<decltype(*out)>;
-      sparsetopk::permutahedron_backward<T>(exponent, std::size_t(rows), std::size_t(n),
-                                            saved<T>(order, first, w_order, d), pointer<const double>(lam),
-                                            pointer<const T>(dy), out, pointer<double>(dw), single_w != 0,
-                                            pointer<double>(dlam), floor);
+      using W = std::decay_t<decltype(*out_w)>;
+      sparsetopk::permutahedron_backward<T, W>(
+          exponent, std::size_t(rows), std::size_t(n), std::size_t(x_rows), std::size_t(w_rows),
+          saved<T>(order, first, w_order, d), pointer<const double>(lam), pointer<const T>(dy), out, out_w,
+          pointer<double>(dlam), floor, std::size_t(threads));
     };
-    itemsize == sizeof(float) ? run(pointer<float>(dx)) : run(pointer<double>(dx));
+    const auto with_w = [&](auto* out) {
+      w_size == sizeof(float) ? run(out, pointer<float>(dw)) : run(out, pointer<double>(dw));
+    };
+    itemsize == sizeof(float) ? with_w(pointer<float>(dx)) : with_w(pointer<double>(dx));
   });
   return Py_NewRef(Py_None);
 }
@@ -466,16 +527,17 @@ PyMethodDef methods[] = {
     {"argsort_descending", translated<argsort_descending>, METH_VARARGS,
      "argsort_descending(itemsize, rows, n, x, order): the stable order of float32 or float64 rows; by address."},
     {"solve_permutahedron", translated<solve_permutahedron>, METH_VARARGS,
-     "solve_permutahedron(phi, exponent, n, rows, x_itemsize, x, w_rows, w_itemsize, w, lam, d, block, paired): d, "
-     "block and the index into w of every entry of x, for rows in any order, and whether all entries are finite; all "
+     "solve_permutahedron(phi, exponent, n, rows, x_itemsize, x, w_rows, w_itemsize, w, lam, d, block, paired, threads): "
+     "d, block and the index into w of every entry of x, for rows in any order, and whether all entries are finite; all "
      "arrays by address."},
     {"permutahedron_forward", translated<permutahedron_forward>, METH_VARARGS,
-     "permutahedron_forward(exponent, itemsize, rows, n, x, w_rows, w_itemsize, w, lam, y, order, first, w_order, d): y "
-     "of rows in any order and what its derivatives need, in sorted order, and whether all entries are finite; all "
-     "arrays by address, 0 for those that are not wanted."},
+     "permutahedron_forward(exponent, itemsize, rows, n, x_rows, x, w_rows, w_itemsize, w, lam, y, order, first, w_order, "
+     "d, threads): y of rows in any order and what its derivatives need, in sorted order, and whether all entries are "
+     "finite; all arrays by address, 0 for those that are not wanted. x and w may be a single row."},
     {"permutahedron_backward", translated<permutahedron_backward>, METH_VARARGS,
-     "permutahedron_backward(exponent, itemsize, rows, n, order, first, w_order, d, lam, dy, dx, dw, single_w, dlam, "
-     "floor): the cotangents of x, w and lam; all arrays by address, 0 for one that is not wanted."},
+     "permutahedron_backward(exponent, itemsize, rows, n, x_rows, w_rows, w_itemsize, order, first, w_order, d, lam, dy, "
+     "dx, dw, dlam, floor, threads): the cotangents of x, w and lam; all arrays by address, 0 for one that is not "
+     "wanted."},
     {"xla_handlers", translated<xla_handlers>, METH_NOARGS,
      "The handlers of XLA's custom calls by name, in capsules; none if the build did not find XLA's headers."},
     {nullptr, nullptr, 0, nullptr},

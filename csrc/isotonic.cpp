@@ -1,6 +1,7 @@
 #include "isotonic.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -26,37 +27,27 @@ void with_power(double exponent, const F& f) {
   f(Power<0>{exponent});
 }
 
-template <class Phi>
-void solve_row(double exponent, const Phi& phi, const Row& row, Workspace& work, double* d, std::int64_t* block) {
+template <class Phi, class Emit>
+void solve_row(double exponent, const Phi& phi, const Row& row, Workspace& work, const Emit& emit) {
   const auto merge = [&](const auto& power) {
-    pav::Merger<std::decay_t<decltype(power)>, Phi>(row, power, phi, work).solve(d, block);
+    pav::Merger<std::decay_t<decltype(power)>, Phi>(row, power, phi, work).solve(emit);
   };
   if constexpr (!std::is_same_v<Phi, pav::Exp>)
-    if (exponent == 1) return pav::solve_stack(row, phi, work, d, block);
+    if (exponent == 1) return pav::solve_stack(row, phi, work, emit);
   with_power(exponent, merge);
 }
 
-void solve_row(PhiName phi, double exponent, const Row& row, Workspace& work, double* d, std::int64_t* block) {
+template <class Emit>
+void solve_row(PhiName phi, double exponent, const Row& row, Workspace& work, const Emit& emit) {
   switch (phi) {
     case PhiName::identity:
-      return solve_row(exponent, pav::Identity{}, row, work, d, block);
+      return solve_row(exponent, pav::Identity{}, row, work, emit);
     case PhiName::half_square:
-      return solve_row(exponent, pav::HalfSquare{}, row, work, d, block);
+      return solve_row(exponent, pav::HalfSquare{}, row, work, emit);
     case PhiName::exp:
-      return solve_row(exponent, pav::Exp{}, row, work, d, block);
+      return solve_row(exponent, pav::Exp{}, row, work, emit);
     case PhiName::abs:
-      solve_row(exponent, pav::Identity{}, row, work, d, block);
-      return pav::truncate(row, d, block);
-  }
-}
-
-template <class T>
-void argsort_rows(std::size_t rows, std::size_t n, const T* x, std::int64_t* order) {
-  SortWorkspace<T> work(n);
-  for (std::size_t row = 0; row < rows; ++row) {
-    look_now_and_then();
-    sort_records(x + row * n, n, work);
-    for (std::size_t i = 0; i < n; ++i) order[row * n + i] = std::int64_t(work.here[i].index);
+      return solve_row(exponent, pav::Identity{}, row, work, pav::truncated(row, emit));
   }
 }
 
@@ -65,17 +56,42 @@ std::unique_ptr<T[]> uninitialised(std::size_t n) {
   return std::unique_ptr<T[]>(new T[n]);
 }
 
+template <class T>
+void argsort_rows(std::size_t rows, std::size_t n, const T* x, std::int64_t* order) {
+  SortWorkspace<T> work(n);
+  const auto values = uninitialised<T>(n);
+  for (std::size_t row = 0; row < rows; ++row) {
+    look_now_and_then();
+    sort_descending(x + row * n, n, work, order + row * n, values.get(), 1);
+  }
+}
+
+// run(begin, end, threads) for parts of the rows, which threads share; a part may use what is left of them.
+template <class Run>
+void for_rows(std::size_t rows, std::size_t n, std::size_t threads, const Run& run) {
+  if (rows * n == 0) return;
+  constexpr std::size_t kGrain = 2048;  // entries: below that, waking a thread costs more than it brings
+  const bool shared = threads > 1 && rows >= threads;
+  const std::size_t even = shared ? (rows + 4 * threads - 1) / (4 * threads) : rows;
+  const std::size_t chunk = std::max((kGrain + n - 1) / n, even), parts = (rows + chunk - 1) / chunk;
+  parallel_for(parts, shared ? threads : 1, [&](std::size_t i) {
+    run(i * chunk, std::min((i + 1) * chunk, rows), shared ? 1 : threads);
+  });
+}
+
 // Rows of either type, one sorted at a time: the order, and the values in that order.
 class Sorter {
  public:
-  explicit Sorter(const FloatRows& rows)
+  Sorter(const FloatRows& rows, std::size_t threads)
       : order(uninitialised<std::uint32_t>(rows.n)), values(uninitialised<double>(rows.n)), rows_(rows),
-        singles_(single() ? rows.n : 0), doubles_(single() ? 0 : rows.n) {}
+        threads_(threads), singles_(single() ? rows.n : 0), doubles_(single() ? 0 : rows.n) {}
 
-  // False if an entry is not finite.
+  // False if an entry is not finite. A single row is sorted once.
   bool sort(std::size_t row) {
-    return single() ? sort(static_cast<const float*>(rows_.data) + row * rows_.n, singles_)
-                    : sort(static_cast<const double*>(rows_.data) + row * rows_.n, doubles_);
+    row = std::min(row, rows_.rows - 1);
+    if (row != sorted_) single() ? sort<float>(row, singles_) : sort<double>(row, doubles_);
+    sorted_ = row;
+    return rows_.n == 0 || (std::isfinite(values[0]) && std::isfinite(values[rows_.n - 1]));  // NaN comes last
   }
 
   std::unique_ptr<std::uint32_t[]> order;
@@ -85,181 +101,190 @@ class Sorter {
   bool single() const { return rows_.itemsize == sizeof(float); }
 
   template <class T>
-  bool sort(const T* x, SortWorkspace<T>& work) {
-    const std::size_t n = rows_.n;
-    sort_records(x, n, work);
-    for (std::size_t i = 0; i < n; ++i) {
-      order[i] = work.here[i].index;
-      values[i] = double(value_of<T>(work.here[i].key));
-    }
-    return n == 0 || (std::isfinite(values[0]) && std::isfinite(values[n - 1]));  // NaN comes last
+  void sort(std::size_t row, SortWorkspace<T>& work) {
+    const T* x = static_cast<const T*>(rows_.data) + row * rows_.n;
+    sort_descending(x, rows_.n, work, order.get(), values.get(), threads_);
   }
 
   FloatRows rows_;
+  std::size_t threads_, sorted_ = std::size_t(-1);
   SortWorkspace<float> singles_;
   SortWorkspace<double> doubles_;
 };
 
-// Rows x and w, sorted and solved one at a time.
+// Rows x and w, either of which may be a single row, sorted and solved one at a time.
 class Solver {
  public:
-  Solver(PhiName phi, double exponent, const FloatRows& x, const FloatRows& w)
-      : of_x(x), of_w(w), d(uninitialised<double>(x.n)), first(uninitialised<std::int64_t>(x.n)), phi_(phi),
-        exponent_(exponent), n_(x.n), w_rows_(w.rows), work_(x.n) {}
+  Solver(PhiName phi, double exponent, const FloatRows& x, const FloatRows& w, std::size_t threads)
+      : of_x(x, threads), of_w(w, threads), phi_(phi), exponent_(exponent), n_(x.n), work_(x.n) {}
 
-  // False if an entry is not finite; w may be a single row, which is sorted once.
-  bool solve(std::size_t row, double lam) {
-    if (!of_x.sort(row) || (row < w_rows_ && !of_w.sort(row))) return false;
-    solve_row(phi_, exponent_, Row{of_x.values.get(), of_w.values.get(), lam, n_}, work_, d.get(), first.get());
+  // emit(i, d, first) for all entries in sorted order, with the first entry of their block. False if an entry is not finite.
+  template <class Emit>
+  bool solve(std::size_t number, double lam, const Emit& emit) {
+    look_now_and_then();
+    if (!of_x.sort(number) || !of_w.sort(number)) return false;
+    const Row row(of_x.values.get(), of_w.values.get(), lam, n_);
+    solve_row(phi_, exponent_, row, work_, [&](std::size_t first, std::size_t end, double delta) {
+      for (std::size_t i = first; i < end; ++i) emit(i, row.d(i, first, delta), first);
+    });
     return true;
   }
 
-  // What was found for the row, in the order of x; blocks are numbered from 0.
+  // The same with what is found in the order of x; blocks are numbered from 0.
   template <class D, class Index>
-  void scatter(D* d_of, Index* block, Index* paired) const {
-    Index number = -1;
-    for (std::size_t i = 0; i < n_; ++i) {
+  bool solve(std::size_t number, double lam, D* d_of, Index* block, Index* paired) {
+    Index at_block = -1;
+    return solve(number, lam, [&](std::size_t i, double d, std::size_t first) {
       const std::size_t at = of_x.order[i];
-      number += first[i] == std::int64_t(i);
-      d_of[at] = D(d[i]);
-      block[at] = number;
+      at_block += first == i;
+      d_of[at] = D(d);
+      block[at] = at_block;
       paired[at] = Index(of_w.order[i]);
-    }
+    });
   }
 
   Sorter of_x, of_w;
-  std::unique_ptr<double[]> d;
-  std::unique_ptr<std::int64_t[]> first;
 
  private:
   PhiName phi_;
   double exponent_;
-  std::size_t n_, w_rows_;
+  std::size_t n_;
   Workspace work_;
 };
 
-// With D_i = S'(d_i)/lam on a block: dg = sum D_i dx_i / sum D_i, dy_i = D_i (dx_i - dg). x enters through x/lam
-// alone, so that the derivative in lam, which is returned, is -J d.
+// The mean of g over a block, weighted by the slopes at d. Sums in lanes: so the compiler can fill its vectors.
 template <class P, class T>
-double backward_row(const P& power, std::size_t n, const Saved<T>& row, double lam, const T* dy, T* dx, double* dw) {
-  double dlam = 0;
+double block_mean(const P& power, std::size_t n, const T* d, const T* g) {
+  constexpr std::size_t kWidth = 4;
+  double rise[kWidth] = {}, weighted[kWidth] = {}, plain[kWidth] = {};
+  const auto add = [&](std::size_t i, std::size_t j) {
+    const double steepness = pav::slope(power, double(d[i]));
+    rise[j] += steepness, weighted[j] += steepness * double(g[i]), plain[j] += double(g[i]);
+  };
+  std::size_t i = 0;
+  for (; i + kWidth <= n; i += kWidth)
+    for (std::size_t j = 0; j < kWidth; ++j) add(i + j, j);
+  for (std::size_t j = 0; i < n; ++i, ++j) add(i, j);
+  const auto total = [](const double (&lanes)[kWidth]) { return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]); };
+  // Flat everywhere on the block (p < 2, nothing selected): the limit shares equally.
+  return total(rise) > 0 ? total(weighted) / total(rise) : total(plain) / double(n);
+}
+
+// With D_i = S'(d_i)/lam on a block: dg = sum D_i dx_i / sum D_i, dy_i = D_i (dx_i - dg). x enters through x/lam
+// alone, so that the derivative in lam is -J d. ``g`` has room for dy in sorted order.
+template <class P, class T, class W>
+void backward_row(const P& power, std::size_t n, const Saved<T>& row, double lam, const T* dy, T* g, T* dx, W* dw,
+                  double* dlam) {
+  if (dlam != nullptr) *dlam = 0;
   for (std::size_t begin = 0, end = 0; begin < n; begin = end) {
-    double rise = 0, weighted = 0, plain = 0;
-    for (end = begin; end < n && row.first[end] == row.first[begin]; ++end) {
-      const double steepness = pav::slope(power, double(row.d[end])), in = dy[row.order[end]];
-      rise += steepness;
-      weighted += steepness * in;
-      plain += in;
-    }
-    // Flat everywhere on the block (p < 2, nothing selected): the limit shares equally.
-    const double mean = rise > 0 ? weighted / rise : plain / double(end - begin);
-    for (std::size_t i = begin; i < end; ++i) {
-      const double d = row.d[i], in = dy[row.order[i]];
-      const double out = end - begin == 1 ? 0 : pav::slope(power, d) / lam * (in - mean);
-      dx[row.order[i]] = T(out);
-      dlam -= out * d;
-      if (dw != nullptr) dw[row.w_order[i]] += mean;
-    }
+    for (end = begin; end < n && row.first[end] == row.first[begin]; ++end) g[end] = dy[row.order[end]];
+    const bool alone = end - begin == 1;
+    const double mean = alone ? double(g[begin]) : block_mean(power, end - begin, row.d + begin, g + begin);
+    const auto derivative = [&](std::size_t i) {
+      return alone ? 0 : pav::slope(power, double(row.d[i])) / lam * (double(g[i]) - mean);
+    };
+    if (dx != nullptr)
+      for (std::size_t i = begin; i < end; ++i) dx[row.order[i]] = T(derivative(i));
+    if (dlam != nullptr)
+      for (std::size_t i = begin; i < end; ++i) *dlam -= derivative(i) * double(row.d[i]);
+    if (dw != nullptr)
+      for (std::size_t i = begin; i < end; ++i) dw[row.w_order[i]] += W(mean);
   }
-  return dlam;
 }
 
 }  // namespace
 
 bool solve_permutahedron(PhiName phi, double exponent, const FloatRows& x, const FloatRows& w, const double* lam,
-                         double* d, std::int64_t* block, std::int64_t* paired) {
-  Solver solver(phi, exponent, x, w);
-  for (std::size_t row = 0; row < x.rows; ++row) {
-    if (!solver.solve(row, lam[row])) return false;
-    solver.scatter(d + row * x.n, block + row * x.n, paired + row * x.n);
-  }
-  return true;
+                         double* d, std::int64_t* block, std::int64_t* paired, std::size_t threads) {
+  std::atomic<bool> finite{true};
+  for_rows(x.rows, x.n, threads, [&](std::size_t begin, std::size_t end, std::size_t inner) {
+    Solver solver(phi, exponent, x, w, inner);
+    for (std::size_t row = begin; row < end && finite; ++row)
+      if (!solver.solve(row, lam[row], d + row * x.n, block + row * x.n, paired + row * x.n)) finite = false;
+  });
+  return finite;
 }
 
 template <class T>
 void solve_permutahedron(PhiName phi, double exponent, std::size_t rows, std::size_t n, const T* x, const T* w,
                          const T* lam, T* d, std::int32_t* block, std::int32_t* paired, std::size_t threads) {
-  if (rows * n == 0) return;
-  constexpr std::size_t kGrain = 2048;  // entries: below that, waking a thread costs more than it brings
-  const std::size_t chunk = std::max((kGrain + n - 1) / n, (rows + 4 * threads - 1) / (4 * threads));
-  const auto solve_rows = [&](std::size_t begin, std::size_t end) {
-    Solver solver(phi, exponent, {x, sizeof(T), rows, n}, {w, sizeof(T), rows, n});
+  for_rows(rows, n, threads, [&](std::size_t begin, std::size_t end, std::size_t inner) {
+    Solver solver(phi, exponent, {x, sizeof(T), rows, n}, {w, sizeof(T), rows, n}, inner);
     for (std::size_t row = begin; row < end; ++row) {
       const std::size_t at = row * n;
-      const bool solved = lam[row] > 0 && std::isfinite(lam[row]) && solver.solve(row, lam[row]);
-      if (solved && (phi == PhiName::identity || solver.of_w.values[n - 1] >= 0)) {
-        solver.scatter(d + at, block + at, paired + at);
-      } else {
-        std::fill_n(d + at, n, std::numeric_limits<T>::quiet_NaN());
-        std::iota(block + at, block + at + n, 0);
-        std::iota(paired + at, paired + at + n, 0);
-      }
-    }
-  };
-  struct Call {
-    decltype(solve_rows)& run;
-    std::size_t chunk, rows;
-  } call{solve_rows, chunk, rows};
-  parallel_for(
-      (rows + chunk - 1) / chunk, threads,
-      [](void* context, std::size_t i) {
-        const Call& call = *static_cast<Call*>(context);
-        call.run(i * call.chunk, std::min((i + 1) * call.chunk, call.rows));
-      },
-      &call);
-}
-
-template <class T>
-bool permutahedron_forward(double exponent, std::size_t rows, std::size_t n, const T* x, const FloatRows& w,
-                           const double* lam, T* y, const Saved<T>& saved) {
-  Solver solver(PhiName::identity, exponent, {x, sizeof(T), rows, n}, w);
-  for (std::size_t row = 0; row < rows; ++row) {
-    look_now_and_then();
-    const std::size_t at = row * n;
-    if (!solver.solve(row, lam[row])) return false;
-    with_power(exponent, [&](const auto& power) {
-      for (std::size_t i = 0; i < n; ++i)
-        y[at + solver.of_x.order[i]] = T(pav::response(power, solver.d[i]) + 0.0);  // 0 for -0
-    });
-    if (saved.order != nullptr) {
-      std::copy_n(solver.of_x.order.get(), n, saved.order + at);
-      std::copy_n(solver.first.get(), n, saved.first + at);
-      std::copy_n(solver.d.get(), n, saved.d + at);
-    }
-    if (saved.w_order != nullptr && row < w.rows) std::copy_n(solver.of_w.order.get(), n, saved.w_order + at);
-  }
-  return true;
-}
-
-template <class T>
-void permutahedron_backward(double exponent, std::size_t rows, std::size_t n, const Saved<T>& saved,
-                            const double* lam, const T* dy, T* dx, double* dw, bool single_w, double* dlam,
-                            double floor) {
-  with_power(exponent, [&](const auto& power) {
-    for (std::size_t row = 0; row < rows; ++row) {
-      look_now_and_then();
-      const std::size_t at = row * n, w_at = single_w ? 0 : at;
-      const Saved<T> one{saved.order + at, saved.first + at, dw == nullptr ? nullptr : saved.w_order + w_at,
-                         saved.d + at};
-      const double in_lam = backward_row(power, n, one, std::max(lam[row], floor), dy + at, dx + at,
-                                         dw == nullptr ? nullptr : dw + w_at);
-      if (dlam != nullptr) dlam[row] = in_lam;
+      const bool is_lam = lam[row] > 0 && std::isfinite(lam[row]);
+      const bool is_w = phi == PhiName::identity || std::all_of(w + at, w + at + n, [](T value) { return value >= 0; });
+      if (is_lam && is_w && solver.solve(row, lam[row], d + at, block + at, paired + at)) continue;
+      std::fill_n(d + at, n, std::numeric_limits<T>::quiet_NaN());
+      std::iota(block + at, block + at + n, 0);
+      std::iota(paired + at, paired + at + n, 0);
     }
   });
 }
 
-template void solve_permutahedron(PhiName, double, std::size_t, std::size_t, const float*, const float*, const float*,
-                                  float*, std::int32_t*, std::int32_t*, std::size_t);
-template void solve_permutahedron(PhiName, double, std::size_t, std::size_t, const double*, const double*,
-                                  const double*, double*, std::int32_t*, std::int32_t*, std::size_t);
-template bool permutahedron_forward(double, std::size_t, std::size_t, const float*, const FloatRows&, const double*,
-                                    float*, const Saved<float>&);
-template bool permutahedron_forward(double, std::size_t, std::size_t, const double*, const FloatRows&, const double*,
-                                    double*, const Saved<double>&);
-template void permutahedron_backward(double, std::size_t, std::size_t, const Saved<float>&, const double*,
-                                     const float*, float*, double*, bool, double*, double);
-template void permutahedron_backward(double, std::size_t, std::size_t, const Saved<double>&, const double*,
-                                     const double*, double*, double*, bool, double*, double);
+template <class T>
+bool permutahedron_forward(double exponent, std::size_t rows, const FloatRows& x, const FloatRows& w,
+                           const double* lam, T* y, const Saved<T>& saved, std::size_t threads) {
+  const std::size_t n = x.n;
+  std::atomic<bool> finite{true};
+  for_rows(rows, n, threads, [&](std::size_t begin, std::size_t end, std::size_t inner) {
+    Solver solver(PhiName::identity, exponent, x, w, inner);
+    const std::uint32_t *order = solver.of_x.order.get(), *w_order = solver.of_w.order.get();
+    for (std::size_t row = begin; row < end && finite; ++row) {
+      const bool keeps = saved.d != nullptr;
+      T *out = y + row * n, *d_of = keeps ? saved.d + row * n : nullptr;
+      std::uint32_t* first_of = keeps ? saved.first + row * n : nullptr;
+      bool solved = false;
+      with_power(exponent, [&](const auto& power) {
+        const auto respond = [&](std::size_t i, double d) { out[order[i]] = T(pav::response(power, d) + 0.0); };  // 0 for -0
+        if (!keeps)
+          solved = solver.solve(row, lam[row], [&](std::size_t i, double d, std::size_t) { respond(i, d); });
+        else
+          solved = solver.solve(row, lam[row], [&](std::size_t i, double d, std::size_t first) {
+            respond(i, d);
+            d_of[i] = T(d), first_of[i] = std::uint32_t(first);
+          });
+      });
+      if (!solved) finite = false;
+      if (saved.order != nullptr && row < x.rows) std::copy_n(order, n, saved.order + row * n);
+      if (saved.w_order != nullptr && row < w.rows) std::copy_n(w_order, n, saved.w_order + row * n);
+    }
+  });
+  return finite;
+}
+
+template <class T, class W>
+void permutahedron_backward(double exponent, std::size_t rows, std::size_t n, std::size_t x_rows, std::size_t w_rows,
+                            const Saved<T>& saved, const double* lam, const T* dy, T* dx, W* dw, double* dlam,
+                            double floor, std::size_t threads) {
+  if (dw != nullptr && w_rows < rows) threads = 1;  // all rows add to one
+  for_rows(rows, n, threads, [&](std::size_t begin, std::size_t end, std::size_t) {
+    const auto g = uninitialised<T>(n);
+    for (std::size_t row = begin; row < end; ++row) {
+      look_now_and_then();
+      const std::size_t at = row * n, x_at = x_rows < rows ? 0 : at, w_at = w_rows < rows ? 0 : at;
+      const bool has_w = dw != nullptr;
+      const Saved<T> one{saved.order + x_at, saved.first + at, has_w ? saved.w_order + w_at : nullptr, saved.d + at};
+      with_power(exponent, [&](const auto& power) {
+        backward_row(power, n, one, std::max(lam[row], floor), dy + at, g.get(), dx == nullptr ? nullptr : dx + at,
+                     has_w ? dw + w_at : nullptr, dlam == nullptr ? nullptr : dlam + row);
+      });
+    }
+  });
+}
+
+#define SPARSETOPK_ISOTONIC(T)                                                                                       \
+  template void solve_permutahedron(PhiName, double, std::size_t, std::size_t, const T*, const T*, const T*, T*,     \
+                                    std::int32_t*, std::int32_t*, std::size_t);                                      \
+  template bool permutahedron_forward(double, std::size_t, const FloatRows&, const FloatRows&, const double*, T*,    \
+                                      const Saved<T>&, std::size_t);                                                 \
+  template void permutahedron_backward(double, std::size_t, std::size_t, std::size_t, std::size_t, const Saved<T>&,  \
+                                       const double*, const T*, T*, float*, double*, double, std::size_t);           \
+  template void permutahedron_backward(double, std::size_t, std::size_t, std::size_t, std::size_t, const Saved<T>&,  \
+                                       const double*, const T*, T*, double*, double*, double, std::size_t);
+SPARSETOPK_ISOTONIC(float)
+SPARSETOPK_ISOTONIC(double)
+#undef SPARSETOPK_ISOTONIC
 
 void solve_isotonic(PhiName phi, double exponent, std::size_t rows, std::size_t n, const double* s, const double* w,
                     const double* lam, double* d, std::int64_t* block) {
@@ -267,7 +292,13 @@ void solve_isotonic(PhiName phi, double exponent, std::size_t rows, std::size_t 
   for (std::size_t row = 0; row < rows; ++row) {
     look_now_and_then();
     const std::size_t at = row * n;
-    solve_row(phi, exponent, Row{s + at, w + at, lam[row], n}, work, d + at, block + at);
+    const Row one(s + at, w + at, lam[row], n);
+    solve_row(phi, exponent, one, work, [&](std::size_t first, std::size_t end, double delta) {
+      for (std::size_t i = first; i < end; ++i) {
+        d[at + i] = one.d(i, first, delta);
+        block[at + i] = std::int64_t(first);
+      }
+    });
   }
 }
 

@@ -23,33 +23,34 @@ struct FloatRows {
 };
 
 // The same for rows x and w in any order: d, the number of the block (from 0) and the index of the entry of w that
-// an entry is paired with, all in the order of x. w may be a single row. False if an entry is not finite: then
-// nothing is solved.
+// an entry is paired with, all in the order of x. w may be a single row. False if an entry is not finite. Threads
+// share rows, and the sort of a long one.
 bool solve_permutahedron(PhiName phi, double exponent, const FloatRows& x, const FloatRows& w, const double* lam,
-                         double* d, std::int64_t* block, std::int64_t* paired);
+                         double* d, std::int64_t* block, std::int64_t* paired, std::size_t threads);
 
-// The same for x, w and lam of one type, in rows that threads share. A row without an answer (a number that is not
+// The same for x, w and lam of one type. A row without an answer (a number that is not
 // finite, lam <= 0, w < 0 where phi is not the identity) has d = NaN, and block and paired in index order.
 template <class T>
 void solve_permutahedron(PhiName phi, double exponent, std::size_t rows, std::size_t n, const T* x, const T* w,
                          const T* lam, T* d, std::int32_t* block, std::int32_t* paired, std::size_t threads);
 
-// For phi = identity: y = S(d) of rows x, in the order of x, for x of the same type. What the derivatives need is
-// kept in sorted order: the order of x, d, the first entry of every block, and (unless null) the order of w.
+// For phi = identity: y = S(d) of ``rows`` rows in the order of x, whose type T is. x and w may be a single row each.
+// What the derivatives need is kept in sorted order: d and the first entry of every block, and (unless null) the order
+// of x and of w, with as many rows as these have. False if an entry is not finite.
 template <class T>
 struct Saved {
   std::uint32_t *order, *first, *w_order;
   T* d;
 };
 template <class T>
-bool permutahedron_forward(double exponent, std::size_t rows, std::size_t n, const T* x, const FloatRows& w,
-                           const double* lam, T* y, const Saved<T>& saved);
+bool permutahedron_forward(double exponent, std::size_t rows, const FloatRows& x, const FloatRows& w,
+                           const double* lam, T* y, const Saved<T>& saved, std::size_t threads);
 
-// The cotangents of x, w and lam, given that of y. Those of w and lam may be null; that of w starts at 0, and is
-// summed over rows if w is a single one. Slopes are those of a lam of at least ``floor``.
-template <class T>
-void permutahedron_backward(double exponent, std::size_t rows, std::size_t n, const Saved<T>& saved,
-                            const double* lam, const T* dy, T* dx, double* dw, bool single_w, double* dlam,
-                            double floor);
+// The cotangents of x, w and lam, given that of y, where they are not null. That of x has all rows, that of w, which
+// starts at 0, the rows of w. Slopes are those of a lam of at least ``floor``.
+template <class T, class W>
+void permutahedron_backward(double exponent, std::size_t rows, std::size_t n, std::size_t x_rows, std::size_t w_rows,
+                            const Saved<T>& saved, const double* lam, const T* dy, T* dx, W* dw, double* dlam,
+                            double floor, std::size_t threads);
 
 }  // namespace sparsetopk

@@ -11,6 +11,13 @@ namespace sparsetopk {
 // an empty pool.
 void parallel_for(std::size_t count, std::size_t threads, void (*run)(void*, std::size_t), void* context);
 
+// The same with f(i).
+template <class F>
+void parallel_for(std::size_t count, std::size_t threads, const F& f) {
+  const auto run = [](void* context, std::size_t i) { (*static_cast<const F*>(context))(i); };
+  parallel_for(count, threads, run, const_cast<F*>(&f));
+}
+
 // While it lives, jobs of this thread call look(context) from it, every twentieth of a second at most: it may throw, which ends
 // the job as an exception of run does.
 class Watch {

@@ -2,9 +2,9 @@
 //
 //   min_{v_1 >= ... >= v_n}  sum_i R*(s_i - v_i) + w_i phi(v_i),   s and w in decreasing order.
 //
-// No framework. The answer is d_i = (s_i - v_i)/lam and, for every entry, the first entry of its block. A
-// block keeps delta = (s_first - g)/lam instead of its threshold g, so that neither a common shift of s
-// nor a tiny lam costs digits. See src/sparsetopk/pav.py for the same in NumPy.
+// No framework. The answer is d_i = (s_i - v_i)/lam, block by block: emit(first, end, delta) is called for every block,
+// in order. A block keeps delta = (s_first - g)/lam instead of its threshold g, so that neither a common shift of s
+// nor a tiny lam costs digits. See src/sparsetopk/_numpy/pav.py for the same in NumPy.
 #pragma once
 
 #include <algorithm>
@@ -25,20 +25,37 @@ namespace pav {
 constexpr double kEps = std::numeric_limits<double>::epsilon();
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-struct Row {
-  const double* s;
-  const double* w;
+class Row {
+ public:
+  Row(const double* s_, const double* w_, double lam_, std::size_t n_)
+      : s(s_), w(w_), lam(lam_), n(n_), inverse_(1 / lam), rest_(1) {
+    if (lam < 1e-290 || lam > 1e290) inverse_ = rest_ = 1 / std::sqrt(lam);  // 1/lam may overflow, or lose digits
+  }
+  // In units of lam.
+  double distance(double from, double to) const { return (from - to) * inverse_ * rest_; }
+  // d of an entry of the block with that first entry and delta.
+  double d(std::size_t i, std::size_t first, double delta) const { return distance(s[i], s[first]) + delta; }
+
+  const double *s, *w;
   double lam;
   std::size_t n;
+
+ private:
+  double inverse_, rest_;
 };
 
 // What rows of length n need to work in. Not initialised: pages that are never written cost nothing.
 struct Workspace {
   explicit Workspace(std::size_t n)
-      : first(new std::size_t[n]), other(new std::size_t[n]), delta(new double[n]), weight(new double[n]),
-        offset(new double[n]) {}
-  std::unique_ptr<std::size_t[]> first, other;
-  std::unique_ptr<double[]> delta, weight, offset;
+      : other(new std::size_t[n]), delta(new double[n]), weight(new double[n]), stack(new Pool[n + 1]) {}
+  // A block on the stack, with the sum of (s_i - s_first)/lam and that of w.
+  struct Pool {
+    std::size_t first;
+    double offset, weight, delta;
+  };
+  std::unique_ptr<std::size_t[]> other;
+  std::unique_ptr<double[]> delta, weight;
+  std::unique_ptr<Pool[]> stack;
 };
 
 // An increasing function at one point; ``size`` is that of the terms which ``value`` is the sum of.
@@ -134,45 +151,36 @@ inline double pooled(const HalfSquare&, double size, double offset, double weigh
   return (s * weight - offset) / (size + lam * weight);
 }
 
-// d and block from the deltas of the blocks: ``last(first)`` is the last entry of the block that starts there.
-template <class Last, class Delta>
-void write_blocks(const Row& row, double* d, std::int64_t* block, const Last& last, const Delta& delta) {
-  for (std::size_t first = 0, index = 0; first < row.n; ++index) {
-    const std::size_t end = last(first, index) + 1;
-    const double from = row.s[first], at = delta(first, index);
-    for (std::size_t i = first; i < end; ++i) {
-      d[i] = (row.s[i] - from) / row.lam + at;
-      block[i] = std::int64_t(first);
-    }
-    first = end;
-  }
-}
-
 // p = 2: the classic stack of blocks. Every entry is pushed once and merged at most once: O(n).
-template <class Phi>
-void solve_stack(const Row& row, const Phi& phi, Workspace& work, double* d, std::int64_t* block) {
+template <class Phi, class Emit>
+void solve_stack(const Row& row, const Phi& phi, Workspace& work, const Emit& emit) {
   const Power<1> power{};
-  std::size_t top = 0;  // blocks on the stack; the current one, beside it, is not yet
+  using Pool = Workspace::Pool;
+  // The last block is beside the stack, in registers, and at the bottom of the stack is one that nothing merges with.
+  Pool* const stack = work.stack.get();
+  std::size_t top = 0;
+  Pool last{0, 0, 0, -kInf};
+  const auto gap = [&](const Pool& left, const Pool& right) { return row.distance(row.s[left.first], row.s[right.first]); };
+  const auto violate = [&](const Pool& left, const Pool& right) { return left.delta - right.delta > gap(left, right); };
+  const auto merged = [&](const Pool& left, const Pool& right, std::size_t end) {
+    const double offset = left.offset + (right.offset - double(end - right.first) * gap(left, right));
+    const double weight = left.weight + right.weight;
+    return Pool{left.first, offset, weight,
+                pooled(phi, double(end - left.first), offset, weight, row.s[left.first], row.lam)};
+  };
   for (std::size_t i = 0; i < row.n; ++i) {
-    std::size_t first = i;
-    double offset = 0, weight = row.w[i], delta = phi.alone(row.s[i], weight, row.lam, power);
-    for (; top > 0; --top) {
-      const std::size_t left = work.first[top - 1];
-      const double gap = (row.s[left] - row.s[first]) / row.lam;
-      if (work.delta[top - 1] - delta <= gap) break;  // the left threshold is the higher one, as it should
-      offset = work.offset[top - 1] + offset - double(i + 1 - first) * gap;
-      weight += work.weight[top - 1];
-      first = left;
-      delta = pooled(phi, double(i + 1 - first), offset, weight, row.s[first], row.lam);
+    const Pool now{i, 0, row.w[i], phi.alone(row.s[i], row.w[i], row.lam, power)};
+    if (!violate(last, now)) {
+      stack[top++] = last;
+      last = now;
+      continue;
     }
-    work.first[top] = first;
-    work.offset[top] = offset;
-    work.weight[top] = weight;
-    work.delta[top] = delta;
-    ++top;
+    for (last = merged(last, now, i + 1); violate(stack[top - 1], last); --top)
+      last = merged(stack[top - 1], last, i + 1);
   }
-  const auto last = [&](std::size_t, std::size_t i) { return (i + 1 < top ? work.first[i + 1] : row.n) - 1; };
-  write_blocks(row, d, block, last, [&](std::size_t, std::size_t i) { return work.delta[i]; });
+  stack[top] = last;
+  for (std::size_t block = 1; block <= top; ++block)
+    emit(stack[block].first, block < top ? stack[block + 1].first : row.n, stack[block].delta);
 }
 
 // Any p and phi. Solved neighbours are merged in pairs of equal length. A block contributes
@@ -184,9 +192,10 @@ template <class P, class Phi>
 class Merger {
  public:
   Merger(const Row& row, const P& power, const Phi& phi, Workspace& work)
-      : row_(row), power_(power), phi_(phi), work_(work), root_(1 / std::sqrt(row.lam)) {}
+      : row_(row), power_(power), phi_(phi), work_(work) {}
 
-  void solve(double* d, std::int64_t* block) {
+  template <class Emit>
+  void solve(const Emit& emit) {
     for (std::size_t i = 0; i < row_.n; ++i) {
       work_.other[i] = i;
       work_.weight[i] = row_.w[i];
@@ -200,9 +209,8 @@ class Merger {
       if (end < row_.n) merge(end - width, end, row_.n);
       end -= width;
     }
-    write_blocks(
-        row_, d, block, [&](std::size_t first, std::size_t) { return work_.other[first]; },
-        [&](std::size_t first, std::size_t) { return work_.delta[first]; });
+    for (std::size_t first = 0; first < row_.n; first = work_.other[first] + 1)
+      emit(first, work_.other[first] + 1, work_.delta[first]);
   }
 
  private:
@@ -211,13 +219,10 @@ class Merger {
     double weight;
   };
 
-  // In units of lam; two factors, because 1/lam may overflow.
-  double distance(double from, double to) const { return (from - to) * root_ * root_; }
-
   // The blocks of [from, to) that a threshold at s_middle - lam x pools, middle being where two pieces meet.
   Span span(std::size_t from, std::size_t middle, std::size_t to, double x) const {
     const double pivot = row_.s[middle];
-    const auto threshold = [&](std::size_t b) { return work_.delta[b] - distance(row_.s[b], pivot); };
+    const auto threshold = [&](std::size_t b) { return work_.delta[b] - row_.distance(row_.s[b], pivot); };
     Span span{work_.other[middle - 1], work_.other[middle] + 1, 0};
     span.weight = work_.weight[span.first] + work_.weight[middle];
     while (span.first > from) {
@@ -239,7 +244,7 @@ class Merger {
     constexpr std::size_t kWidth = 8;
     double mass[kWidth] = {}, rise[kWidth] = {}, size[kWidth] = {};
     const auto add = [&](double value, std::size_t j) {
-      const double t = distance(value, pivot) + x, y = power_.response(std::fabs(t));
+      const double t = row_.distance(value, pivot) + x, y = power_.response(std::fabs(t));
       mass[j] += std::copysign(y, t);
       size[j] += y;
       rise[j] += slope(power_, t);
@@ -275,7 +280,7 @@ class Merger {
   void merge(std::size_t from, std::size_t middle, std::size_t to) {
     const std::size_t left = work_.other[middle - 1];
     const double pivot = row_.s[middle], lo = work_.delta[middle];
-    const double hi = work_.delta[left] - (row_.s[left] - pivot) / row_.lam;
+    const double hi = work_.delta[left] - row_.distance(row_.s[left], pivot);
     if (!(lo < hi)) return;  // the left threshold is the higher one, as it should
     const double share = double(middle - left) / double(work_.other[middle] + 1 - left);
     const auto equation = [&](double x) { return sums(span(from, middle, to, x), pivot, x); };
@@ -284,25 +289,22 @@ class Merger {
     work_.other[pool.first] = pool.end - 1;
     work_.other[pool.end - 1] = pool.first;
     work_.weight[pool.first] = pool.weight;
-    work_.delta[pool.first] = x + (row_.s[pool.first] - pivot) / row_.lam;
+    work_.delta[pool.first] = x + row_.distance(row_.s[pool.first], pivot);
   }
 
   const Row& row_;
   const P power_;
   const Phi phi_;
   Workspace& work_;
-  const double root_;
 };
 
 // For phi = |.|: v = max(v, 0); what is moved to 0 stands alone there (Nemeth & Nemeth, 2012).
-inline void truncate(const Row& row, double* d, std::int64_t* block) {
-  bool below = false;
-  for (std::size_t i = 0; i < row.n; ++i) {
-    if (block[i] == std::int64_t(i)) below = row.s[i] - row.lam * d[i] < 0;
-    if (!below) continue;
-    d[i] = row.s[i] / row.lam;
-    block[i] = std::int64_t(i);
-  }
+template <class Emit>
+auto truncated(const Row& row, const Emit& emit) {
+  return [&row, &emit](std::size_t first, std::size_t end, double delta) {
+    if (!(row.s[first] - row.lam * delta < 0)) return emit(first, end, delta);
+    for (std::size_t i = first; i < end; ++i) emit(i, i + 1, row.s[i] / row.lam);
+  };
 }
 
 }  // namespace pav

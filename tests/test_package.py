@@ -21,9 +21,16 @@ from sparsetopk._core import _native as _core
 ROOT = Path(__file__).parent.parent
 OF_FRAMEWORKS = {
     *("nn", "moe", "prune", "baselines", "Selection", "Routing"),
-    *("expert_choice", "token_choice", "topk_mag_multi", "prune_params"),
+    *(
+        "expert_choice",
+        "token_choice",
+        "topk_mag_multi",
+        "topk_threshold",
+        "prune_params",
+        "sparsity",
+    ),
+    *("select_tokens", "topk_attention", "SelectedTokens"),
 }
-CROSS_ENTROPY = ("label_smoothing", "ignore_index", "weight")  # topk_loss has them in torch alone
 
 
 def test_import_needs_no_framework():
@@ -53,9 +60,7 @@ def test_public_names_have_the_signature_of_numpy(framework, axis):
         expected = {axis if k == "axis" else k: p.default for k, p in numpys.items()}
         assert ours.get("straight_through", False) is False
         assert ours.get("axis_name") is None is ours.get("group")
-        own = {"straight_through", "axis_name", "group"}
-        if name == "topk_loss":
-            own |= {axis, *CROSS_ENTROPY}
+        own = {"straight_through", "axis_name", "group", "where", "values", "sorted"}
         ours, expected = ({k: v for k, v in of.items() if k not in own} for of in (ours, expected))
         assert ours == expected
 
@@ -95,6 +100,8 @@ def modules():
 def test_docstring_examples(name):
     if name.startswith("sparsetopk.torch"):
         pytest.importorskip("torch")
+    if name == "sparsetopk.sklearn":
+        pytest.importorskip("sklearn", minversion="1.6")
     default = contextlib.nullcontext()
     if name.startswith("sparsetopk.jax"):  # other tests turn float64 on
         default = pytest.importorskip("jax").enable_x64(False)
@@ -144,10 +151,14 @@ def test_demo_draws_the_picture_and_prints_the_tables(tmp_path, capsys, monkeypa
     monkeypatch.setattr(demo, "train_all", lambda: train_all(epochs=2))
     assert cli.main(["demo", "--out", str(tmp_path / "new")]) == 0
     assert (tmp_path / "new" / "demo.png").stat().st_size > 10_000
+    text = capsys.readouterr().out
     masks, networks = (
         {line.split("  ")[0]: [c.strip() for c in line.split("  ") if c] for line in lines}
-        for lines in (t.splitlines() for t in capsys.readouterr().out.split("A network"))
+        for lines in (
+            t.splitlines() for t in (text.split("An indexer")[0], text.split("A network")[1])
+        )
     )
+    assert "needles found" in text
     # mask, exactly 0 or 1, jump of y, jump of slope on Fig. 1 and at saturation
     assert float(masks["hard"][2]) == 1
     assert float(masks["p = 2"][3]) == 0.5

@@ -13,11 +13,11 @@ from test_derivatives import AT
 torch = pytest.importorskip("torch")
 
 import sparsetopk.torch as st
+from sparsetopk._checks import check_exponent
 from sparsetopk._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator
 from sparsetopk.torch import nn
 from sparsetopk.torch._fused import rows as fused
 from sparsetopk.torch._rows import arguments
-from sparsetopk.torch._rows.arguments import check_exponent
 from sparsetopk.torch._rows.namespace import LOOKS_NEVER
 from sparsetopk.torch._solvers import ops, vectorized
 
@@ -493,7 +493,7 @@ BAD = [
     ((X.numpy(), 1), {}, TypeError, r"x must be a torch.Tensor, got ndarray of shape \(2, 3\)"),
     (([[1.0]], 1), {}, TypeError, r"x must be a torch.Tensor, got \[\[1.0\]\]"),
     ((X, 1), {"dim": 2}, ValueError, r"dim must be in \[-2, 2\) for x of shape \(2, 3\), got 2"),
-    ((X, 1), {"dim": 0.0}, TypeError, r"dim must be an int, got 0.0"),
+    ((X, 1), {"dim": 0.0}, TypeError, r"dim must be an int, a tuple of ints or None, got 0.0"),
     ((X[0, 0], 1), {}, ValueError, r"x must have at least one dimension, got a scalar"),
 ]
 

@@ -484,3 +484,59 @@ def test_errors_name_the_argument():
         st.soft_rank(x, dim=2)
     with pytest.raises(TypeError, match=r"x must be a tensor of dtype .* got int64"):
         st.soft_rank(torch.arange(3))
+
+
+def _sorted_ways(n):
+    """Rows that the sort goes about differently: in any order, with ties, close together, in order."""
+    torch.manual_seed(n)
+    x = torch.randn(n)
+    return {
+        "normal": x,
+        "ties": (2 * x).round(),
+        "close": 1 + x.abs() / 1e5,
+        "mostly 0": x.relu() * (x > 1),
+        "in order": x.sort(descending=True).values,
+    }
+
+
+@pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 1023, 1024, 1025, 32767, 32768, 70001])
+def test_rows_of_any_length_are_those_of_float64_on_any_number_of_threads(n):
+    """At the lengths where the sort changes; all threads sort a single row, one each several."""
+    x = torch.stack(list(_sorted_ways(n).values()))
+    lam = torch.tensor([[0.01], [10.0], [1e-3], [1.0], [float(n)]])
+    g = torch.randn(x.shape)
+    calls = {
+        "rank": lambda x: st.soft_rank(x, lam.to(x.dtype)),
+        "sort": lambda x: st.soft_sort(x, lam.to(x.dtype)),
+        "program": lambda x: st.permutahedron(x, x[0].detach(), lam.to(x.dtype)),
+    }
+
+    def run(f, x):
+        x = x.clone().requires_grad_()
+        y = f(x)
+        return y.detach(), torch.autograd.grad(y, x, g.to(x.dtype))[0]
+
+    def rows_alone(name, x):
+        f = {"rank": st.soft_rank, "sort": st.soft_sort}[name]
+        return torch.cat([f(x[i : i + 1], lam[i : i + 1]) for i in range(len(x))])
+
+    before = torch.get_num_threads()
+    try:
+        for name, f in calls.items():
+            torch.set_num_threads(1)
+            y, dx = run(f, x)
+            exact, exact_dx = run(f, x.double())
+            unit = 2 * torch.finfo(torch.float32).eps
+            torch.testing.assert_close(
+                y.double(), exact, rtol=unit, atol=unit * x.abs().max().item()
+            )
+            scale = (unit * g.abs().max() / lam).double()
+            assert ((dx - exact_dx).abs() <= scale + unit * exact_dx.abs()).all(), name
+            torch.set_num_threads(2)
+            again, again_dx = run(f, x)
+            assert torch.equal(y, again), name
+            assert torch.equal(dx, again_dx), name
+            if name != "program":
+                assert torch.equal(y, rows_alone(name, x)), name
+    finally:
+        torch.set_num_threads(before)

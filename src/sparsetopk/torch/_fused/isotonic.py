@@ -40,37 +40,48 @@ class _Saved:
     """Of the forward pass, in sorted order; d in the type of the sort."""
 
     def __init__(self, x: Tensor, w: Tensor) -> None:
-        self.order, self.first = (x.new_empty(x.shape, dtype=torch.int32) for _ in range(2))
+        self.x_rows, self.w_rows = _once(x).shape[0], w.shape[0]
+        self.order = x.new_empty((self.x_rows, x.shape[1]), dtype=torch.int32)
+        self.first = x.new_empty(x.shape, dtype=torch.int32)
         self.w_order = w.new_empty(w.shape, dtype=torch.int32) if w.requires_grad else None
-        self.d = torch.empty_like(pav.sortable(x.detach()))
+        self.d = torch.empty(x.shape, dtype=pav.sortable(x[:0].detach()).dtype)
 
     def addresses(self) -> tuple[int, int, int, int]:
-        n, of_w = self.d.numel(), 0 if self.w_order is None else self.w_order.numel()
+        n, of_w = self.d.shape[1], 0 if self.w_order is None else self.w_order.numel()
         return (
-            address(self.order, torch.int32, n),
-            address(self.first, torch.int32, n),
+            address(self.order, torch.int32, self.x_rows * n),
+            address(self.first, torch.int32, self.d.numel()),
             address(self.w_order, torch.int32, of_w),
-            address(self.d, self.d.dtype, n),
+            address(self.d, self.d.dtype, self.d.numel()),
         )
+
+
+def _once(x: Tensor) -> Tensor:
+    """A single row for rows that are one in memory, as those of an expanded tensor are."""
+    return x[:1] if x.stride(0) == 0 else x
 
 
 def _forward(
     x: Tensor, w: Tensor, lam: Tensor, exponent: float, dtype: torch.dtype, saved: _Saved | None
 ) -> Tensor | None:
-    x, w, lam = pav.sortable(x.detach()), pav.sortable(w.detach()), lam.detach().contiguous()
-    y = torch.empty_like(x)
+    m, n = x.shape
+    x, w = pav.sortable(_once(x.detach())), pav.sortable(w.detach())
+    lam = lam.detach().contiguous()
+    y = torch.empty((m, n), dtype=x.dtype)
     finite = native.permutahedron_forward(
         exponent,
         x.element_size(),
+        m,
+        n,
         x.shape[0],
-        x.shape[1],
         address(x, x.dtype, x.numel()),
         w.shape[0],
         w.element_size(),
-        address(w, w.dtype, w.shape[0] * x.shape[1]),
-        address(lam, torch.float64, x.shape[0]),
-        address(y, x.dtype, x.numel()),
+        address(w, w.dtype, w.shape[0] * n),
+        address(lam, torch.float64, m),
+        address(y, x.dtype, m * n),
         *((0, 0, 0, 0) if saved is None else saved.addresses()),
+        torch.get_num_threads(),
     )
     return y.to(dtype) if finite else None
 
@@ -113,25 +124,31 @@ def _backward(
     saved: _Saved,
 ) -> tuple[Tensor | None, ...]:
     """The cotangents of x, w and lam."""
+    m, n = saved.d.shape
     g, lam_ = g.to(saved.d.dtype).contiguous(), lam.contiguous()
-    dx = torch.empty_like(g)
-    dw = w.new_zeros(w.shape, dtype=torch.float64) if wanted[1] else None
+    dx = torch.empty_like(g) if wanted[0] else None
+    # In float64 where it is the sum over all rows.
+    dw_dtype = g.dtype if w.dtype == g.dtype and saved.w_rows == m else torch.float64
+    dw = w.new_zeros(w.shape, dtype=dw_dtype) if wanted[1] else None
     dlam = torch.empty_like(lam_) if wanted[2] else None
     native.permutahedron_backward(
         exponent,
         g.element_size(),
-        g.shape[0],
-        g.shape[1],
+        m,
+        n,
+        saved.x_rows,
+        saved.w_rows,
+        dw_dtype.itemsize,
         *saved.addresses(),
-        address(lam_, torch.float64, g.shape[0]),
-        address(g, g.dtype, saved.d.numel()),
-        address(dx, g.dtype, saved.d.numel()),
-        address(dw, torch.float64, w.numel()),
-        w.shape[0] == 1,
-        address(dlam, torch.float64, g.shape[0]),
+        address(lam_, torch.float64, m),
+        address(g, g.dtype, m * n),
+        address(dx, g.dtype, m * n),
+        address(dw, dw_dtype, w.numel()),
+        address(dlam, torch.float64, m),
         floor,
+        torch.get_num_threads(),
     )
-    return dx.to(x.dtype), None if dw is None else dw.to(w.dtype), dlam
+    return None if dx is None else dx.to(x.dtype), None if dw is None else dw.to(w.dtype), dlam
 
 
 def _differentiable_backward(
