@@ -224,7 +224,28 @@ class _Problem(NamedTuple):
         if self.operator.op == SIGN:
             hi = xp.minimum(hi, pivot / lam)
         hi = xp.where(apart, lo, xp.maximum(hi, lo))
-        return State(pivot, self._root(pivot, lo, hi, lo + (hi - lo) / 2, rows))
+        delta = self._root(pivot, lo, hi, lo + (hi - lo) / 2, rows)
+        return self._from_nearest(State(pivot, delta), rows)
+
+    def _from_nearest(self, at: State, rows: Array) -> State:
+        """The same threshold, measured from the entry that is nearest to it: of an entry at t = 1e-16, S
+        is 0.03 for p = 12. With that entry as the pivot its t is delta, and has all its digits."""
+        xp, lam = self.xp, self.lam
+
+        def distance(a: Array) -> Array:
+            return (a - at.pivot) / lam + at.delta
+
+        over = self.sums(lambda a: [distance(a) > 0])[0]
+        above, below = (
+            self.row.nth(xp.clip(i, 1, self.row.n), lam.dtype, self._even, rows)
+            for i in (over, over + 1)
+        )
+        above, below = (xp.where(xp.isfinite(a), a, at.pivot) for a in (above, below))
+        nearer = xp.abs(distance(below)) < xp.abs(distance(above))
+        pivot = xp.where(nearer, below, above)
+        t = distance(pivot)
+        rounding = 256.0 * float(xp.finfo(lam.dtype).eps) * (xp.abs(at.delta) + xp.abs(t))
+        return State(pivot, self._root(pivot, t - rounding, t + rounding, t, rows))
 
     def _pinned(self) -> Array:
         """Rows that leave a part of k at the threshold 0."""
@@ -243,7 +264,7 @@ class _Problem(NamedTuple):
         def terms(a: Array) -> list[Array]:
             t = (a - pivot) / lam + delta
             response, slope = reg.response_and_slope(xp.clip(t, reg.zero, None))
-            reached = response >= phi.prime(v)
+            reached = t >= 1.0 if phi.straight else response >= phi.prime(v)
             inside = (t > reg.zero) & ~reached
             slope = inside if linear else xp.where(inside, slope, 0.0)
             return [xp.where(inside, response, 0.0), slope, (t > reg.zero) & reached]
@@ -298,9 +319,15 @@ class _Problem(NamedTuple):
         return xp.while_loop(lambda at: ~at.near, step, first, limit)
 
     def _narrow(self, lo: Array, hi: Array) -> Array:
-        """Whether every float in [lo, hi] is of the threshold's size, and within a few lam of it."""
-        narrow = hi - lo <= 2.0 * self.lam
+        """Whether all of [lo, hi] is of the threshold's size, and as close as its block is wide."""
+        narrow = hi - lo <= 2.0 * self._reach(hi)
         return narrow & (hi <= 16.0 * lo) if self._even else narrow
+
+    def _reach(self, v: Array) -> Array:
+        """How far over a threshold near v entries are selected whole: lam, but for magnitudes."""
+        if self.operator.op != MAGNITUDE:
+            return self.lam
+        return self.lam * self._alone(self.xp.clip(v, 0.0, None))
 
     def _alone(self, a: Array) -> Array:
         xp = self.xp
@@ -365,7 +392,7 @@ class _Problem(NamedTuple):
         wider = 1.0 + 4.0 * float(xp.finfo(pivot.dtype).eps)
         lo, hi = ((pivot - end) * wider / lam for end in (at.hi, at.lo))
         _, adjacent = _between(xp, at.lo, at.hi)
-        apart = adjacent & (at.hi - at.lo >= 2.0 * lam)
+        apart = adjacent & (at.hi - at.lo >= 2.0 * self._reach(at.hi))
         at_lo = xp.zeros_like(apart)
         if self.operator.op == TWO_SIDED:
             at_lo = apart & (self.k.whole >= self.sums(lambda a: [a >= at.hi])[0])
@@ -384,6 +411,8 @@ class _Problem(NamedTuple):
         unit = xp.zeros_like(lo)
         if steepest >= 1.0:
             unit = xp.minimum(hi - lo, self._count / self.row.n)
+            if self.operator.op == MAGNITUDE:  # t is no larger than of an entry that stands alone
+                unit = xp.minimum(unit, self._alone(xp.clip(pivot, 0.0, None)))
         return increasing_root(
             xp,
             lambda delta: self.equation(pivot, delta),
