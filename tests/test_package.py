@@ -28,6 +28,7 @@ OF_FRAMEWORKS = {
         "topk_threshold",
         "prune_params",
         "sparsity",
+        "export_checks",
     ),
     *("select_tokens", "topk_attention", "SelectedTokens"),
 }
@@ -67,7 +68,11 @@ def test_public_names_have_the_signature_of_numpy(framework, axis):
 
 @pytest.mark.parametrize(
     ("module", "modules"),
-    [("sparsetopk", set()), ("sparsetopk.torch", set()), ("sparsetopk.jax", {"moe", "prune"})],
+    [
+        ("sparsetopk", set()),
+        ("sparsetopk.torch", set()),
+        ("sparsetopk.jax", {"moe", "prune", "selectors"}),
+    ],
 )
 def test_internals_have_an_underscore(module, modules):
     """In a new process: what is imported later becomes an attribute too."""
