@@ -403,9 +403,9 @@ class MixtureOfExperts(nn.Module):
     ``experts`` is an ``ExpertMLP`` or a sequence of modules, each from ``[tokens, dim]`` to the same;
     ``dim`` must be given for the latter. ``shared`` is a module that sees every token, ``[..., dim]``
     to the same, and is added: an expert that is always taken. The last routing is kept as ``routing``,
-    with its graph: for ``routing.balance`` in the loss and ``routing.statistics()`` in the log. (Reentrant
-    checkpointing leaves it without a graph, and so the loss without that part of its gradient, with a
-    warning; ``use_reentrant=False`` does not.)
+    with its graph: for ``routing.balance`` in the loss and ``routing.statistics()`` in the log.
+    (Reentrant checkpointing leaves it without a graph, and so the loss without that part of its
+    gradient, with a warning; ``use_reentrant=False`` does not.)
 
     >>> moe = MixtureOfExperts(ExpertChoice(capacity_factor=1.0), ExpertMLP(4, dim=8, hidden=16))
     >>> moe(torch.randn(2, 10, 8)).shape

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .._checks import check_positive_int
-from .._maths.select import check_slots, default_capacity
-from ._functions.operators import topk_mask
-from ._rows.arguments import Number, check_float_array, is_hard
+from ..._checks import check_positive_int
+from ..._maths.select import check_slots, default_capacity
+from .._rows.arguments import Number, check_float_array, is_hard
+from .operators import topk_mask
 
 
 class SelectedTokens(NamedTuple):
