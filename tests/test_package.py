@@ -70,7 +70,7 @@ def test_public_names_have_the_signature_of_numpy(framework, axis):
     [
         ("sparsetopk", set()),
         ("sparsetopk.torch", set()),
-        ("sparsetopk.jax", {"moe", "prune", "selectors"}),
+        ("sparsetopk.jax", {"moe", "prune"}),
     ],
 )
 def test_internals_have_an_underscore(module, modules):
