@@ -54,13 +54,12 @@ lint: $(VENV)/dev ## check style (ruff) and types (mypy, strict)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/dev ## time the operators against the hard ones, as ratios in one run
-	$(BIN)/python benchmarks/torch_operators.py
-	$(BIN)/python benchmarks/numpy_operators.py
-	$(BIN)/python benchmarks/applications.py
-	$(BIN)/python benchmarks/pruning.py
-	$(BIN)/python benchmarks/jax_operators.py
-	$(BIN)/python benchmarks/scale.py
+BENCHMARKS := torch_operators numpy_operators applications pruning jax_operators scale
+
+bench: $(VENV)/dev ## time the operators against the hard ones, as ratios in one run, into benchmarks/results (10 minutes)
+	for name in $(BENCHMARKS); do \
+	  $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$${name%_operators}.json || exit 1; \
+	done
 
 docs: $(VENV)/docs ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <new>
 #include <stdexcept>
 
@@ -131,7 +132,10 @@ PyObject* threshold_forward(PyObject*, PyObject* args) {
                         &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &y, &a.threads) ||
       !a.known())
     return nullptr;
-  without_lock([&] { sparsetopk::forward(a.problem(), pointer<void>(y)); });
+  sparsetopk::Problem problem = a.problem();
+  std::unique_ptr<sparsetopk::State[]> unwanted;
+  if (problem.state == nullptr) unwanted.reset(problem.state = new sparsetopk::State[problem.rows]);
+  without_lock([&] { sparsetopk::forward(problem, pointer<void>(y)); });
   return Py_NewRef(Py_None);
 }
 
@@ -437,7 +441,7 @@ PyMethodDef methods[] = {
     {"layout", translated<layout>, METH_NOARGS, "Offsets, sizes and numbers that both sides must agree on; see _core/layout.py."},
     {"threshold_forward", translated<threshold_forward>, METH_VARARGS,
      "threshold_forward(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, "
-     "y, threads): writes y and state; see csrc/problem.hpp."},
+     "y, threads): writes y and, unless that is 0, state; see csrc/problem.hpp."},
     {"threshold_backward", translated<threshold_backward>, METH_VARARGS,
      "threshold_backward(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, "
      "g, dx, dk, dlam, threads): writes dx and, unless they are 0, dk and dlam."},

@@ -157,6 +157,7 @@ def solve_permutahedron(
     d: int,
     block: int,
     paired: int,
+    threads: int,
     /,
 ) -> bool: ...
 def permutahedron_forward(
@@ -164,6 +165,7 @@ def permutahedron_forward(
     itemsize: int,
     rows: int,
     n: int,
+    x_rows: int,
     x: int,
     w_rows: int,
     w_itemsize: int,
@@ -174,6 +176,7 @@ def permutahedron_forward(
     first: int,
     w_order: int,
     d: int,
+    threads: int,
     /,
 ) -> bool: ...
 def permutahedron_backward(
@@ -181,6 +184,9 @@ def permutahedron_backward(
     itemsize: int,
     rows: int,
     n: int,
+    x_rows: int,
+    w_rows: int,
+    w_itemsize: int,
     order: int,
     first: int,
     w_order: int,
@@ -189,8 +195,8 @@ def permutahedron_backward(
     dy: int,
     dx: int,
     dw: int,
-    single_w: bool,
     dlam: int,
     floor: float,
+    threads: int,
     /,
 ) -> None: ...
