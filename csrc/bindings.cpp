@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <initializer_list>
+#include <limits>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -26,6 +28,26 @@ using Address = unsigned long long;  // the "K" of PyArg_ParseTuple
 template <class T>
 T* pointer(Address address) {
   return reinterpret_cast<T*>(static_cast<std::uintptr_t>(address));
+}
+
+// Whether the lengths make sense together, and every address is one, unless there is nothing at it. That memory is as
+// long as they say is for the callers to see to.
+bool sound(std::initializer_list<Py_ssize_t> lengths, std::initializer_list<Address> addresses) {
+  Py_ssize_t room = std::numeric_limits<Py_ssize_t>::max() / Py_ssize_t(sizeof(double));
+  bool empty = false;
+  for (const Py_ssize_t length : lengths) {
+    empty |= length == 0;
+    if (length > 0) room /= length;
+    if (length >= 0 && room > 0) continue;
+    PyErr_Format(PyExc_ValueError, "lengths must be at least 0 and fit memory, got %zd", length);
+    return false;
+  }
+  for (const Address address : addresses)
+    if (address == 0 && !empty) {
+      PyErr_SetString(PyExc_ValueError, "the address of an array must not be 0");
+      return false;
+    }
+  return true;
 }
 
 // Thrown where a signal has left an exception of Python, as Ctrl-C does.
@@ -112,7 +134,13 @@ struct Arguments {
             pointer<sparsetopk::State>(state),
             std::size_t(threads)};
   }
-  bool known() const {
+  // Whether they make sense; ``others`` are further arrays, and the state unless it may be 0.
+  bool known(std::initializer_list<Address> others) const {
+    if (!sound({rows, n}, {x, k, lam}) || !sound({rows, n}, others)) return false;
+    if (row_stride < 0 || k_stride < 0 || lam_stride < 0 || threads < 0) {
+      PyErr_SetString(PyExc_ValueError, "strides and threads must be at least 0");
+      return false;
+    }
     if (!(exponent > 0 && exponent < HUGE_VAL)) {
       PyErr_SetString(PyExc_ValueError, "exponent must be a positive number");
       return false;
@@ -130,7 +158,7 @@ PyObject* threshold_forward(PyObject*, PyObject* args) {
   Address y;
   if (!PyArg_ParseTuple(args, "idpinnnKKnKnKKn", &a.op, &a.exponent, &a.debias, &a.dtype, &a.rows, &a.n,
                         &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &y, &a.threads) ||
-      !a.known())
+      !a.known({y}))
     return nullptr;
   sparsetopk::Problem problem = a.problem();
   std::unique_ptr<sparsetopk::State[]> unwanted;
@@ -145,7 +173,7 @@ PyObject* threshold_backward(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "idpinnnKKnKnKKKKKn", &a.op, &a.exponent, &a.debias, &a.dtype, &a.rows, &a.n,
                         &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &g, &dx, &dk,
                         &dlam, &a.threads) ||
-      !a.known())
+      !a.known({a.state, g, dx}))
     return nullptr;
   without_lock([&] {
     sparsetopk::backward(a.problem(), pointer<const void>(g), pointer<void>(dx), pointer<double>(dk),
@@ -158,6 +186,9 @@ PyObject* threshold_backward(PyObject*, PyObject* args) {
 struct PieceArguments {
   Address begin = 0;
   Py_ssize_t count = 0, threads = 0;
+  bool known(std::initializer_list<Address> others = {}) const {
+    return sound({count}, {begin}) && sound({threads + 1}, others);
+  }
   sparsetopk::Pieces pieces() const {
     return {pointer<sparsetopk::Piece>(begin), std::size_t(count), std::size_t(threads)};
   }
@@ -175,7 +206,8 @@ PyObject* pieces_gather(PyObject*, PyObject* args) {
   sparsetopk::Bounds bounds{};
   int is_long = 0;
   if (!PyArg_ParseTuple(args, "Knnddddp", &a.begin, &a.count, &a.threads, &bounds.from, &bounds.to, &bounds.lo,
-                        &bounds.hi, &is_long))
+                        &bounds.hi, &is_long) ||
+      !a.known())
     return nullptr;
   bounds.is_long = is_long != 0;
   const sparsetopk::Counts counts = without_lock([&] { return sparsetopk::gather(a.pieces(), bounds); });
@@ -186,7 +218,8 @@ PyObject* pieces_ties(PyObject*, PyObject* args) {
   PieceArguments a;
   double size = 0;
   Address counts = 0;
-  if (!PyArg_ParseTuple(args, "KnndK", &a.begin, &a.count, &a.threads, &size, &counts)) return nullptr;
+  if (!PyArg_ParseTuple(args, "KnndK", &a.begin, &a.count, &a.threads, &size, &counts) || !a.known({counts}))
+    return nullptr;
   without_lock([&] { sparsetopk::ties(a.pieces(), size, pointer<std::int64_t>(counts)); });
   return Py_NewRef(Py_None);
 }
@@ -195,7 +228,8 @@ PyObject* pieces_histogram(PyObject*, PyObject* args) {
   PieceArguments a;
   Address first = 0, last = 0, counts = 0;
   int shift = 0;
-  if (!PyArg_ParseTuple(args, "KnnKKiK", &a.begin, &a.count, &a.threads, &first, &last, &shift, &counts))
+  if (!PyArg_ParseTuple(args, "KnnKKiK", &a.begin, &a.count, &a.threads, &first, &last, &shift, &counts) ||
+      !a.known({counts}))
     return nullptr;
   if (shift < 0 || shift > 63 || (last - first) >> shift >= sparsetopk::kBuckets) {
     PyErr_Format(PyExc_ValueError, "shift must leave at most %d buckets, got %d", int(sparsetopk::kBuckets), shift);
@@ -208,7 +242,7 @@ PyObject* pieces_histogram(PyObject*, PyObject* args) {
 PyObject* pieces_neighbours(PyObject*, PyObject* args) {
   PieceArguments a;
   double cut = 0;
-  if (!PyArg_ParseTuple(args, "Knnd", &a.begin, &a.count, &a.threads, &cut)) return nullptr;
+  if (!PyArg_ParseTuple(args, "Knnd", &a.begin, &a.count, &a.threads, &cut) || !a.known()) return nullptr;
   const sparsetopk::Neighbours found = without_lock([&] { return sparsetopk::neighbours(a.pieces(), cut); });
   return Py_BuildValue("dd", found.above, found.below);
 }
@@ -216,7 +250,8 @@ PyObject* pieces_neighbours(PyObject*, PyObject* args) {
 PyObject* pieces_masses(PyObject*, PyObject* args) {
   SpreadArguments a;
   if (!PyArg_ParseTuple(args, "Knndpddddp", &a.begin, &a.count, &a.threads, &a.exponent, &a.debias, &a.k, &a.lam,
-                        &a.pivot, &a.delta, &a.is_long))
+                        &a.pivot, &a.delta, &a.is_long) ||
+      !a.known())
     return nullptr;
   const sparsetopk::Masses found = without_lock([&] { return sparsetopk::masses(a.pieces(), a.row()); });
   return Py_BuildValue("ddd", found.mass, found.slope, found.above);
@@ -225,7 +260,8 @@ PyObject* pieces_masses(PyObject*, PyObject* args) {
 PyObject* pieces_apply(PyObject*, PyObject* args) {
   SpreadArguments a;
   if (!PyArg_ParseTuple(args, "Knndpddddp", &a.begin, &a.count, &a.threads, &a.exponent, &a.debias, &a.k, &a.lam,
-                        &a.pivot, &a.delta, &a.is_long))
+                        &a.pivot, &a.delta, &a.is_long) ||
+      !a.known())
     return nullptr;
   without_lock([&] { sparsetopk::apply(a.pieces(), a.row()); });
   return Py_NewRef(Py_None);
@@ -235,7 +271,8 @@ PyObject* pieces_block_sums(PyObject*, PyObject* args) {
   SpreadArguments a;
   Address sums = 0;
   if (!PyArg_ParseTuple(args, "KnndpddddpK", &a.begin, &a.count, &a.threads, &a.exponent, &a.debias, &a.k, &a.lam,
-                        &a.pivot, &a.delta, &a.is_long, &sums))
+                        &a.pivot, &a.delta, &a.is_long, &sums) ||
+      !a.known({sums}))
     return nullptr;
   without_lock([&] { sparsetopk::block_sums(a.pieces(), a.row(), pointer<double>(sums)); });
   return Py_NewRef(Py_None);
@@ -245,7 +282,8 @@ PyObject* pieces_cotangents(PyObject*, PyObject* args) {
   SpreadArguments a;
   Address sums = 0;
   if (!PyArg_ParseTuple(args, "KnndpddddpK", &a.begin, &a.count, &a.threads, &a.exponent, &a.debias, &a.k, &a.lam,
-                        &a.pivot, &a.delta, &a.is_long, &sums))
+                        &a.pivot, &a.delta, &a.is_long, &sums) ||
+      !a.known({sums}))
     return nullptr;
   const double in_lam =
       without_lock([&] { return sparsetopk::cotangents(a.pieces(), a.row(), pointer<const double>(sums)); });
@@ -273,7 +311,7 @@ PyObject* threshold_loss(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "idpinnnKKnKnKKLpKKKn", &a.op, &a.exponent, &a.debias, &a.dtype, &a.rows, &a.n,
                         &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &labels, &ignored,
                         &spread, &weights, &y, &value, &a.threads) ||
-      !a.known())
+      !a.known({a.state, y, value}))
     return nullptr;
   const sparsetopk::Problem problem = a.problem();
   const sparsetopk::Targets targets{pointer<const std::int64_t>(labels), ignored, spread != 0,
@@ -292,7 +330,9 @@ PyObject* select_slots(PyObject*, PyObject* args) {
   int dtype = 0;
   Py_ssize_t rows = 0, n = 0, capacity = 0;
   Address y, indices;
-  if (!PyArg_ParseTuple(args, "innKnK", &dtype, &rows, &n, &y, &capacity, &indices)) return nullptr;
+  if (!PyArg_ParseTuple(args, "innKnK", &dtype, &rows, &n, &y, &capacity, &indices) ||
+      !sound({rows, n}, {y, indices}))
+    return nullptr;
   if (dtype < 0 || dtype > int(sparsetopk::Dtype::bfloat16) || capacity < 1 || capacity > n) {
     PyErr_Format(PyExc_ValueError, "dtype must be in [0, 3] and capacity in [1, n], got %d and %zd", dtype, capacity);
     return nullptr;
@@ -307,6 +347,12 @@ PyObject* select_slots(PyObject*, PyObject* args) {
 bool check_itemsize(int itemsize) {
   if (itemsize == sizeof(float) || itemsize == sizeof(double)) return true;
   PyErr_Format(PyExc_ValueError, "itemsize must be 4 or 8, got %d", itemsize);
+  return false;
+}
+
+bool one_or_all(Py_ssize_t given, Py_ssize_t rows) {
+  if (given == 1 || given == rows) return true;
+  PyErr_Format(PyExc_ValueError, "x and w must have one row or %zd, got %zd", rows, given);
   return false;
 }
 
@@ -325,7 +371,7 @@ PyObject* solve_isotonic(PyObject*, PyObject* args) {
   double exponent = 0;
   Py_ssize_t rows = 0, n = 0, s = 0, w = 0, lam = 0, d = 0, block = 0;
   if (!PyArg_ParseTuple(args, "idnnnnnnn", &phi, &exponent, &rows, &n, &s, &w, &lam, &d, &block)) return nullptr;
-  if (!check_phi(phi)) return nullptr;
+  if (!check_phi(phi) || !sound({rows, n}, {Address(s), Address(w), Address(lam), Address(d), Address(block)})) return nullptr;
   without_lock([&] {
     sparsetopk::solve_isotonic(sparsetopk::PhiName(phi), exponent, std::size_t(rows), std::size_t(n),
                                pointer<const double>(s), pointer<const double>(w), pointer<const double>(lam),
@@ -338,7 +384,7 @@ PyObject* argsort_descending(PyObject*, PyObject* args) {
   int itemsize = 0;
   Py_ssize_t rows = 0, n = 0, x = 0, order = 0;
   if (!PyArg_ParseTuple(args, "innnn", &itemsize, &rows, &n, &x, &order)) return nullptr;
-  if (!check_itemsize(itemsize)) return nullptr;
+  if (!check_itemsize(itemsize) || !sound({rows, n}, {Address(x), Address(order)})) return nullptr;
   without_lock([&] {
     const auto sort = [&](const auto* values) {
       sparsetopk::argsort_descending(std::size_t(rows), std::size_t(n), values, pointer<std::int64_t>(order));
@@ -356,7 +402,10 @@ PyObject* solve_permutahedron(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "idnnnnnnnnnnnn", &phi, &exponent, &n, &rows, &x_size, &x, &w_rows, &w_size, &w, &lam,
                         &d, &block, &paired, &threads))
     return nullptr;
-  if (!check_phi(phi)) return nullptr;
+  if (!check_phi(phi) || !check_itemsize(int(x_size)) || !check_itemsize(int(w_size)) || !one_or_all(w_rows, rows) ||
+      !sound({rows, n}, {Address(x), Address(w), Address(lam), Address(d), Address(block), Address(paired)}) ||
+      !sound({threads}, {}))
+    return nullptr;
   const bool finite = without_lock([&] {
     return sparsetopk::solve_permutahedron(sparsetopk::PhiName(phi), exponent, floats(x, x_size, rows, n),
                                            floats(w, w_size, w_rows, n), pointer<const double>(lam),
@@ -380,7 +429,10 @@ PyObject* permutahedron_forward(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "dinnnnnnnnnnnnnn", &exponent, &itemsize, &rows, &n, &x_rows, &x, &w_rows, &w_size, &w,
                         &lam, &y, &order, &first, &w_order, &d, &threads))
     return nullptr;
-  if (!check_itemsize(itemsize)) return nullptr;
+  if (!check_itemsize(itemsize) || !check_itemsize(int(w_size)) || !one_or_all(x_rows, rows) ||
+      !one_or_all(w_rows, rows) || !sound({rows, n}, {Address(x), Address(w), Address(lam), Address(y)}) ||
+      !sound({threads}, {}))
+    return nullptr;
   const bool finite = without_lock([&] {
     const auto run = [&](auto* out) {
       using T = std::decay_t<decltype(*out)>;
@@ -401,7 +453,10 @@ PyObject* permutahedron_backward(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "dinnnninnnnnnnnndn", &exponent, &itemsize, &rows, &n, &x_rows, &w_rows, &w_size, &order,
                         &first, &w_order, &d, &lam, &dy, &dx, &dw, &dlam, &floor, &threads))
     return nullptr;
-  if (!check_itemsize(itemsize) || !check_itemsize(w_size)) return nullptr;
+  if (!check_itemsize(itemsize) || !check_itemsize(w_size) || !one_or_all(x_rows, rows) || !one_or_all(w_rows, rows) ||
+      !sound({rows, n}, {Address(order), Address(first), Address(d), Address(lam), Address(dy)}) ||
+      !sound({rows, n, Py_ssize_t(dw != 0)}, {Address(w_order)}) || !sound({threads}, {}))
+    return nullptr;
   without_lock([&] {
     const auto run = [&](auto* out, auto* out_w) {
       using T = std::decay_t<decltype(*out)>;

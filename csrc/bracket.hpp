@@ -65,18 +65,6 @@ template <class T>
 struct Moments {
   double mean, deviation;
   T smallest, largest;
-
-  // Of what the keys are if they are normal, or (folded) magnitudes of what is normal around 0.
-  double centre(bool folded) const { return folded ? 0 : mean; }
-  double unit(bool folded) const { return folded ? ::sqrt(mean * mean + deviation * deviation) : deviation; }
-
-  // Whether the ends are where they are for normal numbers, of which there are kTile to kShort, but for one row in a
-  // million. So say rows that are all equal.
-  bool looks_normal(bool folded) const {
-    const double up = (double(largest) - centre(folded)) / unit(folded), down = (mean - double(smallest)) / unit(folded);
-    const auto strange = [](double reach) { return reach < 2.2 || reach > 6.5; };
-    return !strange(up) && (folded || !strange(down));
-  }
 };
 
 template <bool kAbsolute, class X>

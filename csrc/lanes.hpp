@@ -438,6 +438,9 @@ void LaneRows<Kind, T>::iterate() {
     const F stuck = (room <= 4 * rounding) | (between & (absolute_lanes(newton - at) <= rounding));
     const F stops = (met | stuck) & ~done;
     good &= ~stops | (size <= T(1e-4) * scale);
+    // Where the entries that are whole leave nothing of k, no other may be left over v, not even by rounding: output and
+    // slope would not be 0. threshold.hpp sees to that.
+    if (kMagnitude) good &= ~(stops & (sums.mass > 0) & (asked_.left(sums.above) <= 0));
     at = stops & close & between ? newton : at;
     done |= stops;
     if (bits_of(~done) == 0) break;

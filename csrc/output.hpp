@@ -55,13 +55,16 @@ struct Curve {
     const double t = distance(a);
     if (!(t > Kind::zero)) return 0;
     if (t >= top) return whole(a);
-    return kind.at(t).value + (kMagnitude && debias ? lam * t : 0.0);
+    return kind.at(t).value + (kMagnitude && debias ? over(a) : 0.0);
   }
-  // The same without branches, for responses that cost next to nothing.
-  double cheap_output(double a, double debias_lam, double shrink) const {
+  // a - v = lam t, which keeps its digits also where t is too small to have any.
+  double over(double a) const { return (a - distance.pivot) + lam * distance.delta; }
+
+  // The same without branches, for responses that cost next to nothing; ``debiased`` is 1 or 0.
+  double cheap_output(double a, double debiased, double shrink) const {
     const double t = distance(a), at = clip(t, Kind::zero, top), y = kind.at(at).value;
     if (!kMagnitude) return y;
-    return t < top ? y + debias_lam * at : a * shrink;
+    return t < top ? y + (t > 0 ? debiased * over(a) : 0.0) : a * shrink;
   }
 };
 
@@ -98,22 +101,22 @@ struct Solved : Curve<Kind> {
 
 // y for kLanes entries: every entry by the same formula.
 template <class X, class Kind>
-inline void write_lanes(const Curve<Kind>& row, double debias_lam, double shrink, const X* x, X* y) {
+inline void write_lanes(const Curve<Kind>& row, double debiased, double shrink, const X* x, X* y) {
   for (std::size_t j = 0; j < kLanes; ++j)
-    y[j] = with_sign<Kind>(row.cheap_output(double(key<Kind::kAbsolute>(x[j])), debias_lam, shrink), x[j]);
+    y[j] = with_sign<Kind>(row.cheap_output(double(key<Kind::kAbsolute>(x[j])), debiased, shrink), x[j]);
 }
 
 template <class X, class Kind>
 void write_all(const Curve<Kind>& row, const X* __restrict x, std::size_t n, X* __restrict y) {
   const Curve<Kind> curve = row;  // in registers: y might be anything
-  const double debias_lam = curve.debias ? curve.lam : 0, shrink = curve.debias ? 1 : 1 / (1 + curve.lam);
+  const double debiased = curve.debias ? 1 : 0, shrink = curve.debias ? 1 : 1 / (1 + curve.lam);
   std::size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) write_lanes(curve, debias_lam, shrink, x + i, y + i);
+  for (; i + kLanes <= n; i += kLanes) write_lanes(curve, debiased, shrink, x + i, y + i);
   if (i == n) return;
-  if (n >= kLanes) return write_lanes(curve, debias_lam, shrink, x + n - kLanes, y + n - kLanes);
+  if (n >= kLanes) return write_lanes(curve, debiased, shrink, x + n - kLanes, y + n - kLanes);
   X some[kLanes] = {}, out[kLanes];
   std::memcpy(some, x, n * sizeof(X));
-  write_lanes(curve, debias_lam, shrink, some, out);
+  write_lanes(curve, debiased, shrink, some, out);
   std::memcpy(y, out, n * sizeof(X));
 }
 

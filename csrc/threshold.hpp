@@ -226,7 +226,8 @@ bool Row<X, Kind>::guess_from_moments(Bracket<T>& bracket, NormalGuess& normal, 
   bracket.read += n;
   if (!(row.deviation <= Limits<double>::largest)) return false;
   normal.prepare(k, n);
-  const double centre = row.centre(kAbsolute), unit = row.unit(kAbsolute);
+  const double centre = kAbsolute ? 0 : row.mean;
+  const double unit = kAbsolute ? ::sqrt(row.mean * row.mean + row.deviation * row.deviation) : row.deviation;
   const double lo = centre + unit * (normal.z - normal.margin), hi = centre + unit * (normal.z + normal.margin);
   bracket.lo = T(smaller(larger(lo, double(row.smallest)), double(row.largest)));
   bracket.hi = T(larger(smaller(hi, double(row.largest)), double(row.smallest)));
@@ -389,7 +390,7 @@ State Row<X, Kind>::find(Bracket<T>& bracket, Open<X>& open) const {
   return {pivot, delta};
 }
 
-// For a row that is not like a normal distribution: a short one after a guess that did not hold.
+// For a row that is not like a normal distribution, after a guess that did not hold.
 template <class X, class Kind>
 void Row<X, Kind>::gather_otherwise(Bracket<T>& bracket, Open<X>& open, const Moments<T>& row) const {
   if (n <= kTile) {  // what counting has shown still holds
@@ -438,8 +439,7 @@ State Row<X, Kind>::solve(X* buffer, NormalGuess& normal, std::size_t& read) con
   } else {
     Moments<T> row;
     if (!guess_from_moments(bracket, normal, row)) return scan_and_solve(bracket, open);
-    const bool guess = n <= kTile || row.looks_normal(kAbsolute);
-    if (!guess || !gather(bracket, open)) gather_otherwise(bracket, open, row);
+    if (!gather(bracket, open)) gather_otherwise(bracket, open, row);
   }
   return open.invalid ? State{kNaN, 0} : find(bracket, open);
 }

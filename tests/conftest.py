@@ -15,7 +15,6 @@ _SHARED = "SPARSETOPK_TESTS"
 _made = None if _SHARED in os.environ else tempfile.mkdtemp(prefix="sparsetopk-tests-")
 os.environ |= {
     _SHARED: _made or os.environ[_SHARED],
-    "TRITON_INTERPRET": "1",  # which Triton reads when it is imported
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
@@ -29,6 +28,17 @@ except ImportError:
     pass
 else:
     jax.config.update("jax_enable_x64", True)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", help="for tests of the Triton kernels, e.g. cuda")
+
+
+def pytest_configure(config):
+    os.environ["SPARSETOPK_DEVICE"] = device = config.getoption("device")
+    if device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"  # which Triton reads when it is imported
+
 
 # Tests that ask for a number of examples of their own multiply it by THOROUGHNESS.
 settings.register_profile("default", deadline=None, max_examples=100, derandomize=True)

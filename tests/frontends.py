@@ -66,10 +66,14 @@ class TorchFrontend:
     def _call(self, operator: Any, x: Any, *args: Any, **options: Any) -> Any:
         args = tuple(self._number(value) for value in args)
         options = {name: self._number_option(name, v) for name, v in options.items()}
-        result = operator(self._tensor(x), *args, **_with_dim(options))
+        result = operator(self._tensor(x), *args, **self._options(options))
         if isinstance(result, tuple):
             return type(result)(*(part.numpy() for part in result))
         return result.numpy()
+
+    def _options(self, options: dict[str, Any]) -> dict[str, Any]:
+        where = options.get("where")
+        return _with_dim(options | ({} if where is None else {"where": self._tensor(where)}))
 
     def _number_option(self, name: str, value: Any) -> Any:
         return self._number(value) if name in ("k", "lam") else value
@@ -93,14 +97,14 @@ class TorchFrontend:
             else self._tensor(np.broadcast_to(np.asarray(d, v.numpy().dtype), v.shape))
             for v, d in zip(at, (dx, dk, dlam), strict=True)
         )
-        options = _with_dim(options)
+        options = self._options(options)
         return self.torch.func.jvp(lambda *a: operator(*a, **options), at, tangents)[1].numpy()
 
     def _vjp(
         self, operator: Any, x: Any, k: Any, lam: Any = 0.1, *, dy: Any, **options: Any
     ) -> sparsetopk.TopKCotangents:
         at = [v.requires_grad_() for v in (self._tensor(x), self._real(k), self._real(lam))]
-        y = operator(*at, **_with_dim(options))
+        y = operator(*at, **self._options(options))
         dy = self._tensor(np.asarray(dy)).to(y.dtype)
         found = self.torch.autograd.grad(y, at, dy, materialize_grads=True)
         return sparsetopk.TopKCotangents(*(part.numpy() for part in found))

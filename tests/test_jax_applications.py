@@ -69,6 +69,20 @@ def test_gradients_reach_the_block_and_nothing_below():
     assert int((pruned != 0).sum()) > 10  # the fractional ones are there too
 
 
+def test_keep_may_be_traced_and_differ_from_leaf_to_leaf():
+    params = parameters()
+    expected = st.prune_params(params, keep=0.2, lam=0.3)
+    traced = jax.jit(lambda q, keep, lam: st.prune_params(q, keep, lam))(params, 0.2, 0.3)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), traced, expected)
+    by_path = lambda path, leaf: 5 if path == "first/kernel" else 0.5  # noqa: E731
+    by_tree = {"first": 5, "second": [0.5], "steps": 0}
+    for keep in (by_path, by_tree):
+        found = st.prune_params(params, keep, lam=0.0)
+        assert st.sparsity(found) == {"first/kernel": (5, 200), "second/0": (15, 30), "": (20, 230)}
+    with pytest.raises(TypeError, match="keep must be one number with scope='global'"):
+        st.prune_params(params, by_path, scope="global")
+
+
 def test_a_pruned_model_learns():
     x, truth = normal(256, 20), jnp.where(jnp.arange(20) < 2, 2.0, 0.0)[:, None]
     y = x @ truth
@@ -132,3 +146,43 @@ def test_errors_name_the_argument():
         st.token_choice(normal(5, 3), 1, mask=jnp.ones(3, bool))
     with pytest.raises(ValueError, match="select_on must be one of"):
         st.expert_choice(normal(5, 3), 1, select_on="scores")
+
+
+def test_a_mixture_by_dispatch_and_combine():
+    x, logits, w = normal(2, 12, 5), normal(2, 12, 3, seed=1), normal(3, 5, 5, seed=2)
+    routing = st.token_choice(logits, 2, 0.3, capacity_factor=1.0)
+    assert routing.tokens.shape == (2, 3, 8)
+
+    def layer(x, w):
+        y = jnp.einsum("besd,edf->besf", routing.dispatch(x), w)
+        return routing.combine(jnp.tanh(y), 12)
+
+    taken = (
+        jnp.zeros((2, 3, 12))
+        .at[jnp.arange(2)[:, None, None], jnp.arange(3)[:, None], routing.tokens]
+        .add(routing.weights)
+    )
+
+    def dense(x, w):
+        y = jnp.tanh(jnp.einsum("btd,edf->betf", x, w))
+        return jnp.einsum("bet,betd->btd", taken, y)
+
+    np.testing.assert_allclose(layer(x, w), dense(x, w), atol=1e-12)
+    slope = lambda f: jax.grad(lambda *at: jnp.cos(f(*at)).sum(), argnums=(0, 1))(x, w)  # noqa: E731
+    for a, b in zip(slope(layer), slope(dense), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+def test_noise_and_capacity_factor():
+    logits = normal(2, 12, 3)
+    by_factor = st.expert_choice(logits, capacity_factor=1.0, lam=0.3)
+    for a, b in zip(by_factor, st.expert_choice(logits, 4, 0.3), strict=True):
+        np.testing.assert_array_equal(a, b)
+    key = jax.random.key(0)
+    noisy = st.expert_choice(logits, 4, noise=0.5, key=key)
+    moved = st.expert_choice(logits + 0.5 * jax.random.normal(key, logits.shape, logits.dtype), 4)
+    np.testing.assert_array_equal(noisy.weights, moved.weights)
+    with pytest.raises(ValueError, match=r"key must be given with noise=0\.5"):
+        st.token_choice(logits, 2, noise=0.5)
+    with pytest.raises(ValueError, match="exactly one of k and capacity_factor"):
+        st.expert_choice(logits)

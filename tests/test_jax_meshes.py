@@ -129,3 +129,102 @@ def test_explicit_axes():
                 raise AssertionError("no error")
         """
     )
+
+
+def test_sharded_parameters_are_pruned_where_they_are():
+    """Together, with axes of every kind: numbers are added up, and no weight moves."""
+    run(
+        """
+        import sparsetopk
+        params = {"one": x[:, 0], "two": x[:, 1:3, :8] / 3, "bias": w}
+        specs = {"one": P("a", "b"), "two": P("b"), "bias": P()}
+        weights = [np.asarray(params[name], np.float64).ravel() for name in ("one", "two")]
+        dy = np.cos(np.arange(224.0))
+        at = (np.concatenate(weights), 0.2 * 224 // 1 + 1, 0.1)
+        value = sparsetopk.topk_mag(*at)
+        slope = sparsetopk.topk_mag_vjp(*at, dy=dy).x
+
+        def pruned(params, **options):
+            found = st.prune_params(params, 0.2, 0.1, scope="global", **options)
+            return found["one"], found["two"], found["bias"]
+
+        def both(params, g, **options):
+            y, pull = jax.vjp(lambda params: pruned(params, **options), params)
+            dx = pull((*g, jnp.zeros_like(w)))[0]
+            return y, (dx["one"], dx["two"])
+
+        given = jnp.asarray(dy, jnp.float32)
+        g = given[:96].reshape(8, 12), given[96:].reshape(8, 2, 8)
+
+        def put(tree, specs, m):
+            return jax.tree.map(lambda v, s: jax.device_put(v, NamedSharding(m, s)), tree, specs)
+
+        gs = (specs["one"], specs["two"])
+        for kind in (AxisType.Explicit, AxisType.Auto, None):
+            m = mesh(kind or AxisType.Auto)
+            f = both
+            if kind is None:
+                f = jax.shard_map(
+                    lambda p, g: both(p, g, axis_name=("a", "b")), mesh=m,
+                    in_specs=(specs, gs), out_specs=((*gs, P()), gs),
+                )
+            at = put(params, specs, m), put(g, gs, m)
+            program = jax.jit(f).lower(*at).compile()
+            text = program.as_text()
+            assert moves(text) == ["all-reduce"], (kind, moves(text))
+            shapes = re.findall(r"= (.*?) all-reduce\\(", text)
+            assert len(shapes) <= 24, (kind, len(shapes))  # 20: 10 for each way to be sharded
+            sizes = re.findall(r"32\\[(.*?)\\]", " ".join(shapes))
+            assert set(sizes) <= {"", "1"}, (kind, sizes)
+            y, dx = program(*at)
+            found = np.concatenate([np.ravel(v) for v in y[:2]])
+            np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-5)
+            found = np.concatenate([np.ravel(v) for v in dx])
+            np.testing.assert_allclose(found, slope, rtol=1e-3, atol=1e-4)
+            for v, spec in zip(y[:2], gs, strict=True):
+                assert v.sharding.is_equivalent_to(NamedSharding(m, spec), v.ndim), (kind, v.sharding)
+        try:
+            jax.shard_map(lambda p: pruned(p), mesh=m, in_specs=(specs,), out_specs=(*gs, P()))(params)
+        except ValueError as error:
+            assert "axis_name must be given inside shard_map" in str(error), error
+        else:
+            raise AssertionError("no error")
+        """
+    )
+
+
+def test_losses_and_routers_over_devices():
+    """Classes that are sharded, and tokens that are: as in one piece."""
+    run(
+        """
+        m = mesh(AxisType.Auto)
+        smooth = jnp.asarray(rng.random((8, 4, 12)) < 0.1, jnp.float32)
+        weight = jnp.linspace(0.5, 2.0, 12)
+        for t, spec, options in (
+            (labels, P("a"), {"completion": "best"}),
+            (labels.at[0, 0].set(-100), P("a"), {"label_smoothing": 0.1, "weight": weight}),
+            (smooth, P("a", None, "b"), {"completion": "spread", "p": 1.5}),
+        ):
+            weights = options.pop("weight", jnp.ones(12))
+            f = lambda x, t, weights, **o: st.topk_loss(
+                x, t, 3, 0.5, reduction="none", weight=weights, **options, **o
+            )
+            local = jax.shard_map(
+                lambda *at: both(lambda x: f(x, *at[1:], axis_name="b"))(at[0]), mesh=m,
+                in_specs=(P("a", None, "b"), spec, P("b")), out_specs=(P("a"), P("a", None, "b")),
+            )
+            close(jax.jit(local)(x, t, weights), both(lambda x: f(x, t, weights))(x), str(options))
+        logits = jnp.asarray(rng.normal(size=(2, 16, 4)), jnp.float32)
+        for name in ("expert_choice", "token_choice"):
+            # experts choose among the tokens of a sequence; the balance is over all sequences
+            over = "b" if name == "expert_choice" else ("a", "b")
+            f = lambda x, **o: getattr(st, name)(x, 2, 0.3, capacity=x.shape[1], **o)
+            local = jax.shard_map(
+                lambda x: f(x, axis_name=over), mesh=m, in_specs=P("a", "b"),
+                out_specs=st.Routing(*[P("a", None, "b")] * 3, P("a", "b"), P()),
+            )
+            found, expected = jax.jit(local)(logits), f(logits)
+            close([found.weights], [expected.weights], name)
+            close([found.balance], [expected.balance], name)
+        """
+    )

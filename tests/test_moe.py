@@ -537,3 +537,80 @@ def test_reentrant_checkpointing_is_warned_of():
     ).backward()  # no warning
     with pytest.warns(UserWarning, match=r"routing.balance had no gradient"):
         checkpoint(layer, x, use_reentrant=True).sum().backward()
+
+
+class LlamaMlp(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_proj, self.up_proj = (torch.nn.Linear(8, 20, bias=False) for _ in range(2))
+        self.down_proj = torch.nn.Linear(20, 8, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def encoder():
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 20, dropout=0.0, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "count"), [(lambda: torch.nn.Sequential(LlamaMlp()), 1), (encoder, 2)]
+)
+def test_upcycling_gated_mlps_and_layers_of_torch(make, count):
+    model, x = make(), torch.randn(3, 7, 8)
+    for training in (True, False):
+        before = model.train(training)(x)
+        router = TokenChoice(2, normalize=True, capacity=7)
+        mixed = moe.upcycle(copy.deepcopy(model), 4, router)
+        mixtures = [part for part in mixed.modules() if isinstance(part, MixtureOfExperts)]
+        assert len(mixtures) == count
+        torch.testing.assert_close(mixed(x), before, rtol=1e-4, atol=1e-5)
+    mixed(x).square().sum().backward()
+    assert all(w.grad is not None for w in mixed.parameters())
+
+
+def test_gated_experts_are_those_of_the_formula():
+    torch.manual_seed(0)
+    experts = ExpertMLP(3, 4, 6, activation=torch.nn.functional.silu, gated=True).double()
+    x = torch.randn(3, 5, 4, dtype=torch.float64, requires_grad=True)
+    found = experts(x)
+    for e in range(3):
+        first, second = (
+            x[e] @ getattr(experts, f"weight{i}")[e] + getattr(experts, f"bias{i}")[e]
+            for i in (1, 3)
+        )
+        hidden = torch.nn.functional.silu(first) * second
+        torch.testing.assert_close(found[e], hidden @ experts.weight2[e] + experts.bias2[e])
+    assert torch.autograd.gradcheck(experts, (x,))
+    assert "gated=True" in repr(experts)
+
+
+def test_a_shared_expert_is_added():
+    shared, x = torch.nn.Linear(8, 8), torch.randn(2, 6, 8)
+    layer = MixtureOfExperts(TokenChoice(2), ExpertMLP(4, 8, 16), shared=shared)
+    mask = torch.arange(6) < torch.tensor([[6], [4]])
+    y = layer(x, mask)
+    alone = copy.deepcopy(layer)
+    alone.shared = None
+    torch.testing.assert_close(y, alone(x, mask) + torch.where(mask[..., None], shared(x), 0.0))
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.3])
+def test_dropless_token_choice(lam):
+    """With all tokens for one expert nothing is dropped; slots are as many as that takes."""
+    logits = torch.randn(2, 50, 4) + torch.tensor([6.0, 0.0, 0.0, 0.0])
+    routing = TokenChoice(2, lam, capacity_factor=None)(logits)
+    assert routing.tokens.shape[-1] == 50
+    even = TokenChoice(1, lam, capacity_factor=None)(torch.randn(2, 400, 4))
+    assert even.tokens.shape[-1] < 250
+    assert (routing.dropped == 0).all()
+    assert (even.dropped == 0).all()
+    whole = st.token_choice(logits, 2, lam, capacity=50)
+    dense = [torch.zeros(2, 4, 50).scatter(-1, r.tokens, r.weights) for r in (routing, whole)]
+    torch.testing.assert_close(*dense)
+
+
+def test_experts_that_choose_are_not_causal():
+    with pytest.raises(ValueError, match=r"causal must be False.*TokenChoice"):
+        ExpertChoice(2, causal=True)

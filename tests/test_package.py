@@ -8,6 +8,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,17 @@ from sparsetopk._core import _native as _core
 ROOT = Path(__file__).parent.parent
 OF_FRAMEWORKS = {
     *("nn", "moe", "prune", "baselines", "Selection", "Routing"),
-    *("expert_choice", "token_choice", "topk_mag_multi", "prune_params"),
+    *(
+        "expert_choice",
+        "token_choice",
+        "topk_mag_multi",
+        "topk_threshold",
+        "prune_params",
+        "sparsity",
+        "export_checks",
+    ),
+    *("select_tokens", "topk_attention", "SelectedTokens"),
 }
-CROSS_ENTROPY = ("label_smoothing", "ignore_index", "weight")  # topk_loss has them in torch alone
 
 
 def test_import_needs_no_framework():
@@ -52,16 +61,18 @@ def test_public_names_have_the_signature_of_numpy(framework, axis):
         expected = {axis if k == "axis" else k: p.default for k, p in numpys.items()}
         assert ours.get("straight_through", False) is False
         assert ours.get("axis_name") is None is ours.get("group")
-        own = {"straight_through", "axis_name", "group"}
-        if name == "topk_loss":
-            own |= {axis, *CROSS_ENTROPY}
+        own = {"straight_through", "axis_name", "group", "where", "values", "sorted"}
         ours, expected = ({k: v for k, v in of.items() if k not in own} for of in (ours, expected))
         assert ours == expected
 
 
 @pytest.mark.parametrize(
     ("module", "modules"),
-    [("sparsetopk", set()), ("sparsetopk.torch", set()), ("sparsetopk.jax", {"moe", "prune"})],
+    [
+        ("sparsetopk", set()),
+        ("sparsetopk.torch", set()),
+        ("sparsetopk.jax", {"moe", "prune", "selectors"}),
+    ],
 )
 def test_internals_have_an_underscore(module, modules):
     """In a new process: what is imported later becomes an attribute too."""
@@ -94,6 +105,8 @@ def modules():
 def test_docstring_examples(name):
     if name.startswith("sparsetopk.torch"):
         pytest.importorskip("torch")
+    if name == "sparsetopk.sklearn":
+        pytest.importorskip("sklearn", minversion="1.6")
     default = contextlib.nullcontext()
     if name.startswith("sparsetopk.jax"):  # other tests turn float64 on
         default = pytest.importorskip("jax").enable_x64(False)
@@ -143,10 +156,14 @@ def test_demo_draws_the_picture_and_prints_the_tables(tmp_path, capsys, monkeypa
     monkeypatch.setattr(demo, "train_all", lambda: train_all(epochs=2))
     assert cli.main(["demo", "--out", str(tmp_path / "new")]) == 0
     assert (tmp_path / "new" / "demo.png").stat().st_size > 10_000
+    text = capsys.readouterr().out
     masks, networks = (
         {line.split("  ")[0]: [c.strip() for c in line.split("  ") if c] for line in lines}
-        for lines in (t.splitlines() for t in capsys.readouterr().out.split("A network"))
+        for lines in (
+            t.splitlines() for t in (text.split("An indexer")[0], text.split("A network")[1])
+        )
     )
+    assert "needles found" in text
     # mask, exactly 0 or 1, jump of y, jump of slope on Fig. 1 and at saturation
     assert float(masks["hard"][2]) == 1
     assert float(masks["p = 2"][3]) == 0.5
@@ -155,6 +172,17 @@ def test_demo_draws_the_picture_and_prints_the_tables(tmp_path, capsys, monkeypa
     assert float(masks["two-sided p = 3/2"][4]) < 0.01
     for method in ("hard", "smooth"):
         assert networks[method][-1] == "10.0 %"
+
+
+def test_the_version_is_the_same_everywhere():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for path, line in (
+        ("CITATION.cff", f"version: {version}"),
+        ("CHANGELOG.md", f"## [{version}]"),
+        ("conda/recipe.yaml", f'version: "{version}"'),
+    ):
+        if (ROOT / path).exists():  # beside an installed wheel there are tests and docs alone
+            assert line in (ROOT / path).read_text(), path
 
 
 def test_info(capsys):

@@ -61,6 +61,29 @@ def check_padding(name, y, atol):
     assert (np.where(~THERE, y, np.inf).min(axis=1, keepdims=True) > count).all()
 
 
+@pytest.mark.parametrize(("p", "descending"), SETTINGS)
+@pytest.mark.parametrize("name", ["soft_sort", "soft_rank"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_in_torch(name, p, descending, compiled):
+    torch = pytest.importorskip("torch")
+    import sparsetopk.torch as st
+
+    expected, dx, dlam = alone(name, p, descending)
+    known = ~np.isnan(expected)
+    f = lambda x, lam: getattr(st, name)(x, lam, p=p, descending=descending)  # noqa: E731
+    if compiled:
+        torch._dynamo.reset()
+        f = torch.compile(f, backend="aot_eager", fullgraph=True)
+    x, lam = (torch.tensor(v, requires_grad=True) for v in (X, LAM))
+    y = f(x, lam)
+    y.backward(torch.from_numpy(np.where(known, DY, 0.0)))
+    found = y.detach().numpy()
+    np.testing.assert_allclose(found[known], expected[known], rtol=1e-11, atol=1e-11)
+    check_padding(name, found, 1e-11)
+    np.testing.assert_allclose(x.grad.numpy(), dx, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(lam.grad.numpy(), dlam, rtol=1e-8, atol=1e-8)
+
+
 # XLA operations take long to compile.
 WAYS = [(*SETTINGS[0], "core"), (*SETTINGS[1], "core"), (*SETTINGS[0], "XLA operations")]
 

@@ -417,5 +417,8 @@ def test_demo(tmp_path, monkeypatch):
     assert text.endswith(f"Picture: {picture}")
     rows = {line[:10].strip(): line for line in text.splitlines()}
     assert rows["dense"].endswith("100.0 %")
+    found = {line.split()[0]: float(line.split()[1]) for line in demo.needles().splitlines()[2:]}
+    assert found["hard"] < 20
+    assert found["relaxed"] > 99
     for method in ("hard", "p = 2", "p = 4/3", "smooth"):
         assert rows[method].endswith(" 10.0 %")

@@ -17,7 +17,7 @@ OPERATORS = {
     "topk_mag": {},
     "topk_sign": {"p": 1.5},
 }
-HERE = ["numpy", "jax"]
+HERE = ["numpy", "torch", "jax"]
 
 
 def turned(x):
@@ -102,7 +102,7 @@ def test_other_solvers(st, solver):
     np.testing.assert_allclose(y, st.topk(X, 2, LAM, **options), atol=1e-5)
 
 
-@pytest.mark.parametrize("st", HERE, indirect=True)
+@pytest.mark.parametrize("st", ["numpy", "jax"], indirect=True)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -122,3 +122,32 @@ def test_other_solvers(st, solver):
 def test_errors_name_the_argument(st, call, message):
     with pytest.raises((TypeError, ValueError), match=message):
         call(st)
+
+
+def test_errors_of_torch_name_the_argument():
+    torch = pytest.importorskip("torch")
+    import sparsetopk.torch as st
+
+    x, where = torch.from_numpy(X), torch.from_numpy(WHERE)
+    for dim in (-1, None):
+        with pytest.raises(TypeError, match="where must be an array of booleans"):
+            st.topk_mask(x, 2, where=x, dim=dim)
+        with pytest.raises(ValueError, match="where must broadcast to the shape of x"):
+            st.topk_select(x, 2, where=where[:2], dim=dim)
+
+
+def test_where_in_a_compiled_graph():
+    torch = pytest.importorskip("torch")
+    import sparsetopk.torch as st
+
+    def f(x, where):
+        return st.topk(x, 3, 0.3, where=where, dim=(0, 2), largest=False)
+
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    where, found = torch.from_numpy(WHERE), []
+    for g in (f, compiled):
+        x = torch.from_numpy(X).requires_grad_()
+        y = g(x, where)
+        found.append((y.detach(), torch.autograd.grad(y, x, torch.from_numpy(DY))[0]))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

@@ -1,5 +1,7 @@
 """A lam that keeps so many entries competing while scores spread."""
 
+import warnings
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,7 +11,9 @@ from sparsetopk.torch.nn import (
     ExpertChoice,
     RunningLam,
     TokenChoice,
+    TokenSelector,
     TopK,
+    TopKAttention,
     TopKMag,
     TopKMask,
     TopKSign,
@@ -106,3 +110,39 @@ def test_one_graph_and_gradients():
 def test_errors(options, message):
     with pytest.raises(ValueError, match=message):
         RunningLam(**options)
+
+
+HARD = (1e-6, "no entry competes in 50 rows with lam=1e-06; it is hard")
+ALL = (1e3, "all entries compete")
+
+
+@pytest.mark.parametrize(
+    ("make", "lam", "message"),
+    # the largest magnitudes stand alone at any lam
+    [(TopKMask, *HARD), (TopK, *HARD), (TopKMag, *HARD), (TopKMask, *ALL), (TopK, *ALL)],
+)
+@pytest.mark.parametrize("straight_through", [False, True])
+def test_a_lam_that_teaches_nothing_is_said_once(make, lam, message, straight_through):
+    x = torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
+    layer = make(3, lam, straight_through=straight_through, hard_eval=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer.eval()(x)
+        layer.train()(x[:2])  # may be chance
+        make(3, 0.1)(x)
+        make(3, 0.0)(x)
+    with pytest.warns(UserWarning, match=message):
+        layer(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(x)
+
+
+def test_a_selector_says_that_nothing_competes():
+    x = torch.randn(50, 20, 4)
+    with pytest.warns(UserWarning, match="TokenSelector: no entry competes"):
+        TokenSelector(3, 4, 1e-6)(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TokenSelector(3, 4, 1e6)(x)  # all slots compete: they are not all entries
+        TopKAttention(4, 2, 3)(x)

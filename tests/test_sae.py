@@ -135,8 +135,9 @@ def test_sae_lens_itself_loads_it(kind, tmp_path):
     sae_lens = pytest.importorskip("sae_lens")
     layer, x = sae(kind, lam=0.1).float(), torch.randn(30, 6)
     layer(x)
-    layer.save_sae_lens(tmp_path)
+    layer.save_sae_lens(tmp_path, model_name="small")
     found = sae_lens.SAE.load_from_disk(tmp_path)
+    assert found.cfg.metadata.model_name == "small"
     torch.testing.assert_close(found.encode(x), layer.eval().encode(x))
     torch.testing.assert_close(found(x), layer(x))
 

@@ -10,21 +10,50 @@ import numpy as np
 import pytest
 
 import sparsetopk
+from sparsetopk import _core as core
 from sparsetopk._core import native, solve
 from sparsetopk._maths.operator import MASK, Operator
 
 needs_core = pytest.mark.skipif(native is None, reason="the compiled core is not there")
 
 
-@needs_core
+def steep_rows():
+    rng = np.random.default_rng(0)
+    k = rng.choice([1.0, 5.0, 5.5, 20.0, 40.0], size=(300, 1))
+    return rng.normal(size=(300, 64)), k
+
+
+def assert_sums(y, k, tolerance=1e-9):
+    assert (np.abs(y.sum(-1, keepdims=True) - k) / k).max() <= tolerance
+
+
 @pytest.mark.parametrize("p", [3.0, 6.0, 12.0, 20.0])
 @pytest.mark.parametrize("lam", [1e-3, 0.1, 10.0])
-def test_the_sum_is_k_for_large_p(p, lam):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(300, 64))
-    k = rng.choice([1.0, 5.0, 5.5, 20.0, 40.0], size=(300, 1))
-    y = sparsetopk.topk_mask(x, k, lam, p=p)
-    assert (np.abs(y.sum(-1, keepdims=True) - k) / k).max() <= 1e-9
+@pytest.mark.parametrize("in_core", [True, False])
+def test_the_sum_is_k_for_large_p(p, lam, in_core, monkeypatch):
+    x, k = steep_rows()
+    if not in_core:
+        monkeypatch.setattr(core, "native", None)
+    assert_sums(sparsetopk.topk_mask(x, k, lam, p=p), k)
+
+
+@pytest.mark.parametrize("p", [3.0, 12.0])
+def test_the_sum_is_k_in_array_operations(p, monkeypatch):
+    """Of torch, as on other devices, and of XLA."""
+    x, k = steep_rows()
+    jax = pytest.importorskip("jax")
+    import sparsetopk.jax
+    from jax_ways import in_xla_operations
+
+    with in_xla_operations():
+        run = jax.jit(lambda x, k: sparsetopk.jax.topk_mask(x, k, 0.1, p=p))
+        assert_sums(np.asarray(run(x, k)), k)
+    torch = pytest.importorskip("torch")
+    from sparsetopk.torch import topk_mask
+    from sparsetopk.torch._fused import rows
+
+    monkeypatch.setattr(rows, "takes", lambda *_: False)
+    assert_sums(topk_mask(torch.from_numpy(x), torch.from_numpy(k), 0.1, p=p).numpy(), k)
 
 
 @pytest.mark.parametrize(
@@ -74,3 +103,21 @@ def test_a_long_call_can_be_stopped():
     with pytest.raises(KeyboardInterrupt):  # all of it takes a second or two
         solve(Operator(MASK, 5.0), x, 100 * one, 10 * one)
     assert native.entries_read() < x.size
+
+
+def test_tangents_are_finite_for_tiny_lam(st):
+    """Where t = (x - v)/lam is so large that its powers overflow."""
+    x, k = np.array([[3.0, 2.0, 1.0, 0.5]]), np.array([[2.0]])
+    lam, one = np.array([[1e-17]]), np.ones((1, 1))
+    for name in ("topk_mask", "topk_sign", "topk_mag"):
+        dy = getattr(st, name + "_jvp")(x, k, lam, dx=np.ones_like(x), dk=one, dlam=one, p=1.05)
+        want = [[1.0, 1.0, 0.0, 0.0]] if name == "topk_mag" else np.zeros_like(x)
+        np.testing.assert_array_equal(dy, want)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_magnitudes_keep_their_digits_for_tiny_lam(st, scale):
+    """The block is as wide as lam v: what is found in units of lam is not near enough."""
+    x = scale * np.array([2500.0, -0.8])
+    found = st.topk_mag(x, 1.5, 1e-23)
+    np.testing.assert_allclose(found, x * [1.0, 0.5], rtol=1e-12)

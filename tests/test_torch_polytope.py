@@ -128,7 +128,7 @@ def test_gradcheck(phi, p, f):
         return f(x, w, lam, p=p, phi=phi)
 
     assert torch.autograd.gradcheck(at, (x, w, lam), check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(at, (x, w, lam), check_fwd_over_rev=True)
+    assert torch.autograd.gradgradcheck(at, (x, w, lam), check_fwd_over_rev=True, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", ["soft_sort", "soft_rank"])
@@ -501,7 +501,7 @@ def _sorted_ways(n):
 
 @pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 1023, 1024, 1025, 32767, 32768, 70001])
 def test_rows_of_any_length_are_those_of_float64_on_any_number_of_threads(n):
-    """At the lengths where the sort changes. A single row is sorted by all threads, others by one."""
+    """At the lengths where the sort changes; all threads sort a single row, one each several."""
     x = torch.stack(list(_sorted_ways(n).values()))
     lam = torch.tensor([[0.01], [10.0], [1e-3], [1.0], [float(n)]])
     g = torch.randn(x.shape)

@@ -3,12 +3,6 @@ here. The interpreter has neither the hardware's division and powers, nor its th
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -22,42 +16,12 @@ st = pytest.importorskip("sparsetopk.torch")
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
+from interpreted import assert_near, both, compile_all, interpreted, on_cpu  # noqa: F401
 from launches import launches
 from sparsetopk._maths.operator import EXP, MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator
-from sparsetopk.torch._triton import is_long, launch, state
+from sparsetopk.torch._triton import is_long, state
 
 inf, nan = float("inf"), float("nan")
-
-
-@pytest.fixture(autouse=True)
-def interpreted(monkeypatch):
-    """CPU tensors take the kernels, many rows in a program; NumPy does not warn of what they may do."""
-    monkeypatch.setattr(state, "is_served", lambda x: x.is_cpu)
-    monkeypatch.setattr(launch, "_ENTRIES", 1 << 16)
-    with np.errstate(all="ignore"):
-        yield
-
-
-def both(f, *inputs, g):
-    """Value and derivatives in all inputs, by the kernels and by the core."""
-
-    def run():
-        live = [v.clone().requires_grad_() for v in inputs]
-        y = f(*live)
-        return [y.detach(), *torch.autograd.grad(y, live, g)]
-
-    found = run()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state, "is_served", lambda x: False)
-        return found, run()
-
-
-def assert_near(found, want, tol, scale=1.0):
-    """Also that NaN is where it must be."""
-    found, want = found.double(), want.double()
-    assert torch.equal(found.isnan(), want.isnan())
-    error = (found - want).nan_to_num(0.0).abs() / scale
-    assert float(error.max()) <= tol, float(error.max())
 
 
 def of_table(case):
@@ -164,6 +128,7 @@ def test_infinities_padding_and_ties(f, k):
         assert_near(a, b, 1e-5, 10.0)
 
 
+@on_cpu
 @every_function
 def test_a_bad_k_or_lam_makes_its_row_nan(f):
     x = torch.from_numpy(np.random.default_rng(5).normal(size=(8, 12))).float()
@@ -191,6 +156,15 @@ def test_dtypes(f, dtype):
         assert_near(a, b, rounding, b.double().abs().max().clamp_min(1.0))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_p_above_2_in_half_precision(dtype):
+    """Computed in float64, and rounded to 16 bits."""
+    x = torch.from_numpy(np.random.default_rng(6).normal(size=(20, 100))).to(dtype)
+    found, want = both(lambda x: st.topk_mask(x, 10.5, 0.1, p=3.0), x, g=x.flip(0))
+    for a, b in zip(found, want, strict=True):
+        assert_near(a, b, 3 * torch.finfo(dtype).eps, b.double().abs().max().clamp_min(1.0))
+
+
 @pytest.mark.parametrize("n", [1, 2, 5000, 16384])
 @pytest.mark.parametrize("op", ["mask", "magnitude"])
 def test_lengths(op, n):
@@ -214,6 +188,7 @@ def test_scales_and_shifts(scale, shift, lam):
         assert float((found[0].abs().sum(-1) - want[0].abs().sum(-1)).abs().max()) < 1e-4
 
 
+@on_cpu
 def test_the_state_is_that_of_the_core():
     x = torch.from_numpy(np.random.default_rng(9).normal(size=(50, 60))).float()
     k, lam = torch.full((50, 1), 7.5), torch.full((50, 1), 0.1)
@@ -248,6 +223,7 @@ def test_dimensions(dim):
         assert_near(a, b, 2e-6, 10.0)
 
 
+@on_cpu
 def test_operators_are_registered_as_torch_wants_them():
     x = torch.randn(4, 10, requires_grad=True)
     k, lam = torch.full((4, 1), 2.5, requires_grad=True), torch.full((1, 1), 0.2)
@@ -260,6 +236,7 @@ def test_operators_are_registered_as_torch_wants_them():
     )
 
 
+@on_cpu
 def test_compiles_into_one_operator_each_way():
     graphs = []
 
@@ -310,21 +287,6 @@ OPERATORS = [
 # S, or an entry alone, in a loop: more registers for an entry.
 IN_A_LOOP = [{"OP": MAGNITUDE, "E": 5.0}, {"OP": TWO_SIDED, "E": 5.0}]
 BOTH = {"K_TENSOR": True, "LAM_TENSOR": True, "HARD": True, "IN_K": True, "IN_LAM": True}
-
-
-def compile_all(requests):
-    """By a process of its own, as this one interprets kernels."""
-    script = Path(__file__).with_name("triton_compiled.py")
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, script],
-        input=json.dumps(requests),
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.mark.slow

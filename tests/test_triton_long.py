@@ -13,11 +13,12 @@ st = pytest.importorskip("sparsetopk.torch")
 import triton
 import triton.language as tl
 
+from interpreted import DEVICE, assert_near, both, compile_all, interpreted, on_cpu  # noqa: F401
 from launches import launches
 from sparsetopk._maths.operator import MAGNITUDE, MASK
 from sparsetopk.torch._triton import launch, launch_long, state
 from sparsetopk.torch._triton.long import _sampled
-from test_triton import FUNCTIONS, assert_near, both, compile_all, interpreted  # noqa: F401
+from test_triton import FUNCTIONS
 
 inf, nan = float("inf"), float("nan")
 
@@ -59,8 +60,8 @@ def rows(n):
 
 def places_of(n):
     """Where the kernels look first."""
-    x = torch.arange(n, dtype=torch.float32).reshape(1, n)
-    seen = torch.zeros(256)
+    x = torch.arange(n, dtype=torch.float32, device=DEVICE).reshape(1, n)
+    seen = torch.zeros(256, device=DEVICE)
 
     @triton.jit
     def look(x_ptr, seen_ptr, n, S: tl.constexpr):
@@ -68,7 +69,7 @@ def places_of(n):
         tl.store(seen_ptr + tl.arange(0, S)[None, :], x)
 
     look[(1,)](x, seen, n, S=256)
-    return seen.long()
+    return seen.long().cpu()
 
 
 # A function, lam and which rows: a row takes a second under the interpreter.
@@ -104,6 +105,7 @@ def test_rows_of_every_kind(name, lam, chosen):
         assert_near(a, b, 2e-5, scale)
 
 
+@on_cpu
 def test_the_sample_misleads_as_it_should():
     """Rows 1 and 2 above are solved by the second gathering, others by the first."""
     x, k, lam, _ = (v[:3] for v in rows(3000))
@@ -155,13 +157,13 @@ def test_many_tensors_as_one_row(lam, straight_through):
     def f(k, lam, *xs):
         return st.topk_mag_multi(xs, k, lam, straight_through=straight_through)
 
-    def run():
-        live = [v.clone().requires_grad_() for v in (k, lam, *xs)]
+    def run(device="cpu"):
+        live = [v.to(device, copy=True).requires_grad_() for v in (k, lam, *xs)]
         ys = f(*live)
         found = torch.autograd.grad(ys[:4], live, [y.detach().flip(0) for y in ys[:4]])
-        return [*(y.detach() for y in ys), *found]
+        return [v.cpu() for v in (*(y.detach() for y in ys), *found)]
 
-    found = run()
+    found = run(DEVICE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state, "is_served", lambda x: False)
         want = run()
@@ -171,6 +173,7 @@ def test_many_tensors_as_one_row(lam, straight_through):
             assert_near(a, b, 2e-6, b.double().abs().max().clamp_min(1.0))
 
 
+@on_cpu
 def test_launches_and_no_read_by_the_host():
     counted = kernels_launched(lambda x: st.topk_mask(x, 100, 0.1), normal(2, 3000))
     assert counted == (["sample", "gather", "gather", "solve", "apply"], ["sums", "spread"])

@@ -22,10 +22,30 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sparsetopk._maths.operator import Operator
-from sparsetopk.torch._triton import backward, forward, launch_long, long, long_backward
+from sparsetopk.torch._triton import (
+    backward,
+    forward,
+    lam,
+    launch_long,
+    long,
+    long_backward,
+    pav,
+    select,
+    value,
+)
 from sparsetopk.torch._triton.launch import Shape
 
-_KERNELS = {"forward": forward.forward_kernel, "backward": backward.backward_kernel}
+_KERNELS = {
+    "forward": forward.forward_kernel,
+    "backward": backward.backward_kernel,
+    "value": value.value_kernel,
+    "value_backward": value.value_backward_kernel,
+    "select": select.select_kernel,
+    "select_backward": select.select_backward_kernel,
+    "slots": select.slots_kernel,
+    "pav": pav.pav_kernel,
+    "lam": lam.lam_kernel,
+}
 _LONG = {
     "sample": long.sample_kernel,
     "gather": long.gather_kernel,
@@ -35,8 +55,11 @@ _LONG = {
     "spread": long_backward.spread_kernel,
 }
 _TYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
-_OF_X = ("x_ptr", "y_ptr", "g_ptr", "dx_ptr", "starts_ptr")
+_OF_X = ("x_ptr", "y_ptr", "g_ptr", "dx_ptr", "value_ptr", "starts_ptr")
 _POINTERS = {"copied_ptr": "i32", "index_ptr": "i32", "table_ptr": "fp64", "again_ptr": "fp64"}
+_POINTERS |= {"first_ptr": "i32", "stack_ptr": "fp64"}
+_POINTERS |= {f"{name}_ptr": "i64" for name in ("order", "w_order", "block", "paired")}
+_INDICES = ("index_ptr", "t_ptr")  # of slots, and of classes where targets are labels
 # Arguments of a launch with numbers for k and lam > 0, and what a request may replace.
 _CONSTANTS = {
     "K_TENSOR": False,
@@ -51,6 +74,16 @@ _CONSTANTS = {
     "COUNT": False,
     "IN_K": False,
     "IN_LAM": False,
+    "KIND": 0,
+    "COMPLETION": 0,
+    "SMOOTHED": False,
+    "WEIGHTED": False,
+    "REDUCTION": 2,
+    "STRAIGHT": False,
+    "IN_SLOTS": True,
+    "IN_DROPPED": False,
+    "PHI": 0,
+    "LANES": 32,
     "TABLE": False,
     "AGAIN": False,
     "G": 1024,
@@ -62,12 +95,15 @@ _CONSTANTS = {
 def _source(name: str, n: int, dtype: str, constants: dict[str, Any]) -> tuple[ASTSource, Shape]:
     kernel = (_KERNELS | _LONG)[name]
     computed = "float64" if dtype == "float64" else "float32"
-    fixed = _CONSTANTS | constants | {"D": getattr(tl, computed), "T": getattr(tl, dtype)}
+    fixed = asked = _CONSTANTS | constants | {"D": getattr(tl, computed), "T": getattr(tl, dtype)}
     operator = Operator(fixed["OP"], fixed["E"], fixed["DEBIAS"])
-    shape = Shape.of(n, operator, getattr(torch, computed), mixed=fixed["LAM_TENSOR"])
+    twofold = fixed["LAM_TENSOR"] or fixed["COMPLETION"] == 2 or fixed["STRAIGHT"]
+    shape = Shape.of(n, operator, getattr(torch, computed), twofold)
+    if name == "pav":
+        shape = Shape(1, fixed["LANES"], 1)
     if name in _LONG:
         shape = Shape(launch_long.CHUNK, 1, launch_long.WARPS[kernel])
-    fixed |= {"ROWS": shape.rows, "BLOCK": shape.block}
+    fixed = fixed | {"ROWS": shape.rows, "BLOCK": shape.block}
     fixed = {key: value for key, value in fixed.items() if key in kernel.arg_names}
     signature: dict[str, str] = {}
     for argument in kernel.arg_names:
@@ -77,9 +113,12 @@ def _source(name: str, n: int, dtype: str, constants: dict[str, Any]) -> tuple[A
             of = _TYPES[dtype if argument in _OF_X else computed]
             if fixed.get("TABLE") and argument in _OF_X:
                 of = "i64"
-            signature[argument] = "*" + _POINTERS.get(argument, of)
+            of = _POINTERS.get(argument, of)
+            if name not in _LONG and argument in _INDICES[: 1 + (asked["KIND"] == 1)]:
+                of = "i64"
+            signature[argument] = "*" + of
         else:
-            signature[argument] = "i64" if argument.endswith("bits") else "i32"
+            signature[argument] = "i64" if argument.endswith(("bits", "ignored")) else "i32"
     # A launch sees that pointers and n are divisible by 16.
     attrs = {
         (i,): [["tt.divisibility", 16]]

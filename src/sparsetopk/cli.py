@@ -91,6 +91,13 @@ def _tasks(arguments: argparse.Namespace) -> None:
         print(page.text(training.run(name, options)))
 
 
+def _bench(arguments: argparse.Namespace) -> None:
+    from .torch import _bench as bench
+
+    if not bench.run(_device(arguments.device), arguments.json):
+        raise ExperimentError("what was computed is not what it must be: see the first table")
+
+
 def _device(name: str) -> str:
     import torch
 
@@ -133,12 +140,23 @@ def parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_info)
     demo = commands.add_parser(
         "demo",
-        help="prune a network on handwritten digits, draw Fig. 1 of the paper",
-        description="Train a small network with a tenth of its weights on handwritten digits, draw "
-        "Fig. 1 of the paper beside it, and print a table: about a minute.",
+        help="train an indexer, prune a network on handwritten digits, draw Fig. 1 of the paper",
+        description="Train an indexer that fetches tokens and a small network with a tenth of its "
+        "weights on handwritten digits, draw Fig. 1 of the paper, and print tables: about a minute.",
     )
     _add_out(demo)
     demo.set_defaults(run=_demo)
+    bench = commands.add_parser(
+        "bench",
+        help="check the operators on a device, and time them there",
+        description="Compare values and derivatives on a device with those of the compiled core in "
+        "float64, then time the operators beside torch.topk, torch.compile and a copy.",
+    )
+    bench.add_argument(
+        "--device", default="auto", help="e.g. cuda, mps, cpu (default: what is there)"
+    )
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
+    bench.set_defaults(run=_bench)
     _add_reproduce(commands)
     _add_tasks(commands)
     report = commands.add_parser(

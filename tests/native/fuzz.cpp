@@ -2,7 +2,7 @@
 // 1 if something does not. `make sanitize` builds it with sanitizers; all buffers are exactly as long as they
 // must be, so that these see a single entry too many.
 //
-//   fuzz [seed] [effort]      effort 1 takes about a minute
+//   fuzz [seed] [effort]      effort 1 takes about a minute; 0 tries threads and memory alone
 #include <signal.h>
 #include <unistd.h>
 
@@ -34,6 +34,17 @@
 #ifdef SPARSETOPK_X86
 #include <immintrin.h>
 #endif
+
+// Memory that runs out: so many more allocations succeed, on any thread, and then one fails; none does if it is negative.
+static std::atomic<long> allocations_left{-1};
+
+void* operator new(std::size_t size) {
+  if (allocations_left.load() >= 0 && allocations_left.fetch_sub(1) == 0) throw std::bad_alloc();
+  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 using namespace sparsetopk;
 using sparsetopk::baseline::BFloat16;
@@ -687,6 +698,60 @@ void fuzz_exceptions() {
     }
 }
 
+// ------------------------------------------------------------------------------------------------------- memory
+
+// Every allocation of a call fails once: each time that is an exception, nothing leaks (the address sanitizer would
+// say so), and in the end the call succeeds.
+template <class F>
+void fuzz_memory_of(const char* name, F&& call) {
+  bool succeeded = false;
+  for (long allowed = 0; !succeeded && allowed < 10000; ++allowed) {
+    begin_call("%s, of which allocation %ld fails", name, allowed);
+    allocations_left = allowed;
+    try {
+      call();
+      succeeded = true;
+    } catch (const std::bad_alloc&) {
+    }
+    allocations_left = -1;
+  }
+  check(succeeded, "a call that never succeeds");
+}
+
+void fuzz_memory(std::size_t n) {
+  const std::size_t rows = 5;
+  const std::vector<double> x = make_rows<double>("normal", rows, n, n), w = make_rows<double>("descending", 1, n, n);
+  const std::vector<double> lam(rows, 0.3), k(rows, double(n) / 2);
+  std::vector<double> y(rows * n), dx(rows * n), d(rows * n), dk(rows), dlam(rows), value(rows);
+  std::vector<std::int64_t> order(rows * n), block(rows * n), paired(rows * n), labels(rows, 0);
+  for (const Setting& setting : kSettings) {
+    Result<double> result(rows, n);
+    const Problem problem{setting.op, setting.exponent, setting.debias, Dtype::float64, rows, n, n, x.data(), k.data(), 1,
+                          lam.data(), 1, result.state.data(), 3};
+    fuzz_memory_of(setting.name, [&] {
+      forward(problem, y.data());
+      backward(problem, x.data(), dx.data(), dk.data(), dlam.data());
+    });
+    if (setting.op != Operator::mask && setting.op != Operator::two_sided) continue;
+    const Targets targets{labels.data(), -100, false, nullptr};
+    fuzz_memory_of("a loss", [&] { loss(problem, targets, y.data(), value.data()); });
+  }
+  fuzz_memory_of("slots", [&] { select_slots(Dtype::float64, rows, n, y.data(), (n + 1) / 2, order.data()); });
+  fuzz_memory_of("a sort", [&] { argsort_descending(rows, n, x.data(), order.data()); });
+  const FloatRows of_x{x.data(), sizeof(double), rows, n}, of_w{w.data(), sizeof(double), 1, n};
+  fuzz_memory_of("blocks", [&] {
+    solve_permutahedron(PhiName::identity, 2, of_x, of_w, lam.data(), d.data(), block.data(), paired.data(), 3);
+  });
+  std::vector<std::uint32_t> by_size(rows * n), first(rows * n), of_weights(n);
+  const Saved<double> saved{by_size.data(), first.data(), of_weights.data(), d.data()};
+  fuzz_memory_of("a permutahedron", [&] {
+    permutahedron_forward<double>(2, rows, of_x, of_w, lam.data(), y.data(), saved, 3);
+    std::vector<double> dw(n);
+    permutahedron_backward<double>(2, rows, n, rows, 1, saved, lam.data(), x.data(), dx.data(), dw.data(), dlam.data(),
+                                   1e-8, 3);
+  });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -694,6 +759,8 @@ int main(int argc, char** argv) {
   if (argc > 2) effort = std::atof(argv[2]);
   signal(SIGALRM, too_long);
   fuzz_exceptions();
+  for (std::size_t n : {std::size_t(1), std::size_t(33), std::size_t(5000), std::size_t(70000)}) fuzz_memory(n);
+  if (effort == 0) return failures > 0;
   fuzz_halves();
   for (std::size_t n : kLengths) {
     const auto start = std::chrono::steady_clock::now();

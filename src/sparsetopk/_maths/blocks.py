@@ -109,8 +109,9 @@ class Blocks(NamedTuple):
 
     @property
     def _moves(self) -> tuple[Array, Array]:
-        """Whether the equation has a slope, and 1 over it."""
-        moves = self.steepness > 0
+        """Whether the equation has a slope, and 1 over it, whose square is finite too, as a framework
+        may differentiate it."""
+        moves = self.steepness > smallest(self.xp, self.steepness)
         return moves, 1.0 / self.xp.where(moves, self.steepness, 1.0)
 
     @property

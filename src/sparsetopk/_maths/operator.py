@@ -36,6 +36,10 @@ class Operator(NamedTuple):
         return self.op in (MASK, MAGNITUDE, SIGN)
 
     @property
+    def p(self) -> float:
+        return 1.0 + 1.0 / self.exponent
+
+    @property
     def phi_name(self) -> PhiName:
         return PHI_NAMES[self.op]
 

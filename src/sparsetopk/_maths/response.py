@@ -70,7 +70,12 @@ class Split(NamedTuple):
             level = xp.clip(level, 0.0, None) * (1.0 + rounding * max(1.0, operator.exponent))
             level = level + rounding * (xp.abs(origin) + lam * xp.abs(delta))
         taking_part = soft & (t > reg.zero)
-        reached = reg.response(xp.clip(t, reg.zero, None)) >= level
+        if phi.straight:  # in t: where S is flat, many t below 1 have an S that is rounded to 1
+            reached = t >= 1.0
+        else:
+            # What is far over it would overflow, and a framework may take a derivative here, of inf.
+            far = (float(xp.finfo(lam.dtype).max) / 2) ** (1.0 / max(1.0, operator.exponent))
+            reached = reg.response(xp.clip(t, reg.zero, far)) >= level
         above = (taking_part & reached) | (everything & (a > -xp.inf))
         held = soft & (pivot == 0) if operator.op == SIGN else xp.zeros_like(soft)
         inside = (taking_part | held) & ~above

@@ -69,6 +69,15 @@ def largest(x: Any) -> Any:
     return np.max(x, axis=-1, keepdims=True, initial=-np.inf)
 
 
+def pad_end(x: Any, by: int, fill: Any) -> Any:
+    return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, by)], constant_values=fill)
+
+
+def take(x: Any, at: Any, axis: int) -> Any:
+    """Indices beyond the ends are those of the ends."""
+    return np.take(x, at, axis=axis, mode="clip")
+
+
 def index(x: Any) -> Any:
     return np.arange(x.shape[-1])
 
@@ -147,6 +156,7 @@ class Whole:
     x: Array
 
     is_bracketed: ClassVar[bool] = False
+    is_sorted: ClassVar[bool] = False
 
     @property
     def n(self) -> int:

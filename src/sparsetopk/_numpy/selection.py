@@ -116,7 +116,8 @@ def topk_select(
         y = topk_mag(x, k, lam, p=p, axis=axis, where=where)
     else:
         y = topk_mask(x, k, lam, p=p, two_sided=two_sided, axis=axis, where=where, largest=largest)
-    capacity = _check_capacity(capacity, k, y.shape[axis], straight_through)
+    hard_rows = np.ndim(lam) == 0 and bool(lam == 0)
+    capacity = _check_capacity(capacity, k, y.shape[axis], straight_through, hard_rows)
     if not straight_through:
         return _in_slots(y, y, capacity, axis)
     x = np.asarray(x)
@@ -139,13 +140,15 @@ def _hard_first(
     return StraightThroughSelection(values.astype(y.dtype), indices, dropped, selected)
 
 
-def _check_capacity(capacity: int | None, k: ArrayLike, n: int, straight_through: bool) -> int:
+def _check_capacity(
+    capacity: int | None, k: ArrayLike, n: int, straight_through: bool, hard: bool
+) -> int:
     if capacity is None:
         if np.ndim(k):
             raise ValueError(
                 f"capacity must be given when k is an array, got k of shape {np.shape(k)}"
             )
-        return default_capacity(float(np.asarray(k)), n)
+        return default_capacity(float(np.asarray(k)), n, hard)
     if n:
         check_positive_int("capacity", capacity, at_most=n)
     if straight_through and np.size(k):

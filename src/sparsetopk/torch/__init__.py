@@ -5,7 +5,13 @@ from ._functions.losses import topk_loss, topk_value
 from ._functions.norms import half_sq_support_norm, owl_norm, support_negentropy
 from ._functions.operators import topk, topk_mag, topk_mask, topk_sign
 from ._functions.polytope import permutahedron, permutahedron_value, soft_rank, soft_sort
-from ._functions.selection import Selection, StraightThroughSelection, choose_lam, topk_select
+from ._functions.selection import (
+    Selection,
+    StraightThroughSelection,
+    choose_lam,
+    topk_select,
+    topk_threshold,
+)
 from ._spread.multi import topk_mag_multi
 from .moe import Routing, expert_choice, token_choice
 
@@ -17,6 +23,7 @@ __all__ = [
     "topk_mag_multi",
     "topk_sign",
     "topk_select",
+    "topk_threshold",
     "choose_lam",
     # values and losses
     "topk_value",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from .._checks import check_positive_int
 from ._functions.operators import topk_mask, topk_sign
-from ._rows.arguments import Number
+from ._rows.arguments import Number, entries, is_plain
 from ._spread.groups import check_group
 
 if TYPE_CHECKING:
@@ -117,6 +118,11 @@ class Module(_Exact):
         self._keep("lam", lam)
         self.options = options
 
+    def within(self, n: int) -> Number:
+        """k for rows of n entries: a parameter that has learned to leave [0, n] is taken at the nearest
+        end, with the derivative there."""
+        return _within(self.k, 0.0, n)
+
     def _keep(self, name: str, value: Number | RunningLam) -> None:
         if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter):
             self.register_buffer(name, value)
@@ -128,12 +134,21 @@ class Module(_Exact):
         return ", ".join(f"{key}={value}" for key, value in shown.items())
 
 
+def _within(value: Number, low: float, high: float | None) -> Number:
+    if not isinstance(value, torch.nn.Parameter):
+        return value
+    return value + (value.clamp(low, high) - value).detach()
+
+
 def _short(value: Number | RunningLam) -> str:
     if isinstance(value, RunningLam):
         return f"RunningLam({value.extra_repr()})"
     if not isinstance(value, Tensor):
         return f"{value:g}"
     return f"{type(value).__name__}{tuple(value.shape)}"
+
+
+_FEW = 8  # rows, of which it may be chance that none competes
 
 
 class HardenedModule(Module):
@@ -144,19 +159,43 @@ class HardenedModule(Module):
     ) -> None:
         super().__init__(k, lam, **options)
         self.hard_eval = hard_eval
+        self._looked = False
 
     @property
     def current_lam(self) -> Number:
         """lam, or 0 where the module is hard."""
         if self.hard_eval and not self.training:
             return 0.0
-        return self.lam.value if isinstance(self.lam, RunningLam) else self.lam
+        return self.lam.value if isinstance(self.lam, RunningLam) else _within(self.lam, 0.0, None)
 
     def watch(self, competing: Callable[[], Tensor], rows: int) -> None:
         """Tell a running lam which entries compete."""
         if self.training and isinstance(self.lam, RunningLam):
             with torch.no_grad():
                 self.lam.observe(competing(), rows)
+
+    def look(self, competing: Callable[[], Tensor], rows: int, *, of_all: bool = True) -> None:
+        """Warn in the first training step if lam is so small that no entry competes, or so large that
+        all do, where the flags are ``of_all`` entries."""
+        if torch.compiler.is_compiling() or self._looked or not self.training or rows < _FEW:
+            return
+        if isinstance(self.lam, RunningLam):  # it finds its way
+            return
+        lam = self.current_lam
+        with torch.no_grad():
+            seen = competing()
+            if not is_plain(seen, lam) or not bool(torch.as_tensor(lam).min() > 0):
+                return
+            self._looked = True
+            share = seen.double().mean().item()
+        if share == 0 or (share == 1 and of_all):
+            advice = "it is hard in effect: take a larger" if share == 0 else "take a smaller"
+            which = "no entry competes" if share == 0 else "all entries compete"
+            warnings.warn(
+                f"{type(self).__name__}: {which} in {rows} rows with lam={_short(lam)}; {advice} lam, "
+                "choose_lam, or a RunningLam",
+                stacklevel=4,
+            )
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (", hard_eval=True" if self.hard_eval else "")
@@ -168,10 +207,9 @@ class Operator(HardenedModule):
     def evaluate(
         self, operator: Callable[..., Tensor], x: Tensor, k: Number | None = None
     ) -> Tensor:
-        lam, k = self.current_lam, self.k if k is None else k
+        n = entries(x, self.options["dim"])
+        lam, k = self.current_lam, self.within(n) if k is None else k
         y = operator(x, k, lam, **self.options)
-        if not isinstance(self.lam, RunningLam):
-            return y
 
         def competing() -> Tensor:
             """Neither 0 nor whole, as the relaxed operator has it."""
@@ -183,5 +221,7 @@ class Operator(HardenedModule):
                 seen = operator(x.detach(), k, lam, **{**self.options, "straight_through": False})
             return (seen != 0) & (seen.abs() != whole)
 
-        self.watch(competing, x.numel() // max(x.shape[self.options["dim"]], 1))
+        rows = x.numel() // max(n, 1)
+        self.look(competing, rows)
+        self.watch(competing, rows)
         return y

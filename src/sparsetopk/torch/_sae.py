@@ -132,6 +132,7 @@ class TopKSAE(Operator):
             name: getattr(self, name).detach() for name in ("W_enc", "b_enc", "W_dec", "b_dec")
         }
         settings: dict[str, Any] = {
+            "sae_lens_version": "6.0.0",  # of the format
             "architecture": _SAE_LENS[self.kind],
             "d_in": dim,
             "d_sae": latents,

@@ -57,7 +57,12 @@ class _Selector(HardenedModule):
         """
         relaxed = topk_mask(scores, self.backward_k, self.current_lam, **self.options)
         rows = scores.numel() // max(scores.shape[-1], 1)
-        self.watch(lambda: (relaxed.detach() > 0) & (relaxed.detach() < 1), rows)
+
+        def competing() -> Tensor:
+            return (relaxed.detach() > 0) & (relaxed.detach() < 1)
+
+        self.look(competing, rows, of_all=False)
+        self.watch(competing, rows)
         selected = torch.arange(scores.shape[-1], device=scores.device) < self.k
         selected = selected & (scores.detach() > -torch.inf)
         return selected.to(relaxed.dtype) + (relaxed - relaxed.detach()), selected

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from .._checks import check_choice
 from .._maths.select import default_capacity
 from ._functions.operators import topk_mask
-from ._functions.selection import check_capacity, in_slots, select_slots
+from ._functions.selection import check_capacity, is_hard, select_slots, topk_select
 from ._modules import HardenedModule, RunningLam
 from ._private import current_backward
-from ._rows.arguments import Number, check_float_tensor, show
+from ._rows.arguments import Number, check_float_tensor, is_plain, show
 from ._spread.groups import check_group
 
 if TYPE_CHECKING:
@@ -141,11 +141,10 @@ def expert_choice(
     if mask is not None:
         scores = torch.where(mask.unsqueeze(-1), scores, -torch.inf)
     n = logits.shape[-2]
-    if capacity is None and not isinstance(lam, Tensor) and lam == 0 and not isinstance(k, Tensor):
-        capacity = min(n, max(1, math.ceil(k)))
     scores, gates = scores.mT.contiguous(), gates.mT
-    y = topk_mask(scores, k, lam, p=p, two_sided=two_sided, group=group)
-    selected, tokens, dropped = in_slots(y, check_capacity(capacity, k, n))
+    selected, tokens, dropped = topk_select(
+        scores, k, lam, p=p, two_sided=two_sided, capacity=capacity, group=group
+    )
     weights = selected * gates.gather(-1, tokens)
     if normalize:
         weights = _normalized(weights, tokens, n)
@@ -169,8 +168,9 @@ def token_choice(
     .. math:: w_{t} = y(s_t) \cdot g_t, \qquad
               y(s_t) = \mathrm{topk\_mask}(s_t, k, \lambda) \text{ over the experts}
 
-    An expert that more tokens take than it has slots (``capacity``, by default as many as there are
-    tokens) drops those with the smallest weights. ``normalize=True`` makes the weights of a token sum to
+    An expert that more tokens take than it has slots (``capacity``) drops those with the smallest
+    weights. By default nothing is dropped: there are as many slots as the fullest expert needs or, in a
+    graph that is traced, as there are tokens. ``normalize=True`` makes the weights of a token sum to
     1 over the experts that did not drop it. The other arguments are those of ``expert_choice``.
 
     ``balance`` is the load-balance loss of Fedus et al. (2022), :math:`E \sum_e f_e P_e` with the share
@@ -191,7 +191,7 @@ def token_choice(
     y = y.mT.contiguous()
     dense = y * gates.mT
     n = logits.shape[-2]
-    capacity = n if capacity is None else check_capacity(capacity, k, n)
+    capacity = _needed(dense) if capacity is None else check_capacity(capacity, k, n)
     slots = select_slots(dense.detach().flatten(0, -2), capacity)
     tokens = slots.reshape((*y.shape[:-1], slots.shape[-1]))
     weights, selected = dense.gather(-1, tokens), y.gather(-1, tokens)
@@ -199,6 +199,13 @@ def token_choice(
     if normalize:
         weights = _normalized(weights, tokens, n)
     return Routing(weights, tokens, selected, dropped, balance)
+
+
+def _needed(weights: Tensor) -> int:
+    """How many slots hold all weights ``[..., experts, tokens]``; all, if they are traced."""
+    if not is_plain(weights) or not weights.numel():
+        return weights.shape[-1]
+    return max(1, int((weights.detach() != 0).sum(dim=-1).max()))
 
 
 def _balance(y: Tensor, gates: Tensor, mask: Tensor | None) -> Tensor:
@@ -236,6 +243,9 @@ class ExpertChoice(_Router):
     """``expert_choice`` as a module: give k, or ``capacity_factor`` c for k = c tokens/experts (rounded
     up; with a ``group``, the tokens of all ranks). ``capacity`` is cut to the number of tokens.
 
+    Whether an expert takes a token depends on the tokens after it: not for decoders, and
+    ``causal=True`` is an error that says so.
+
     >>> ExpertChoice(capacity_factor=1.0)(torch.randn(2, 16, 4)).tokens.shape
     torch.Size([2, 4, 12])
     """
@@ -254,7 +264,13 @@ class ExpertChoice(_Router):
         noise: float = 0.0,
         hard_eval: bool = False,
         group: ProcessGroup | None = None,
+        causal: bool = False,
     ) -> None:
+        if causal:
+            raise ValueError(
+                "causal must be False, as an expert that chooses among all tokens sees those to come, "
+                "got True; a decoder can have TokenChoice, where each token chooses for itself"
+            )
         if (k is None) == (capacity_factor is None):
             raise ValueError(
                 f"exactly one of k and capacity_factor must be given, got k={k} and "
@@ -272,10 +288,8 @@ class ExpertChoice(_Router):
             k = min(total, math.ceil(self.capacity_factor * total / experts))
         capacity = self.capacity and min(self.capacity, tokens)
         if capacity is None and not isinstance(k, Tensor):  # the same in train() and eval()
-            hard = not isinstance(self.lam, Tensor) and self.lam == 0
-            capacity = (
-                min(tokens, max(1, math.ceil(k))) if hard else default_capacity(float(k), tokens)
-            )
+            hard = not isinstance(self.lam, RunningLam) and is_hard(self.lam)
+            capacity = default_capacity(float(k), tokens, hard)
         options = {"mask": mask, "group": self.group, **self.options}
         route = partial(expert_choice, self._noisy(logits), k, self.current_lam, **options)
         # A slot for every token: what is dropped competes too, or lam would grow for ever.
@@ -291,7 +305,8 @@ class ExpertChoice(_Router):
 
 class TokenChoice(_Router):
     """``token_choice`` as a module. Every expert has ``capacity`` slots or, by default,
-    ``capacity_factor`` times its even share, k tokens/experts (rounded up, and at most all tokens).
+    ``capacity_factor`` times its even share, k tokens/experts (rounded up, and at most all tokens); with
+    ``capacity_factor=None`` as many as it takes to drop nothing.
 
     >>> TokenChoice(2, capacity_factor=1.5)(torch.randn(2, 16, 4)).tokens.shape
     torch.Size([2, 4, 12])
@@ -302,7 +317,7 @@ class TokenChoice(_Router):
         k: float = 1,
         lam: Number | RunningLam = 0.1,
         *,
-        capacity_factor: float = 1.25,
+        capacity_factor: float | None = 1.25,
         p: float = 2.0,
         two_sided: bool = False,
         select_on: SelectOn = "logits",
@@ -318,18 +333,19 @@ class TokenChoice(_Router):
     def forward(self, logits: Tensor, mask: Tensor | None = None) -> Routing:
         tokens, experts = logits.shape[-2:]
         capacity = self.capacity
-        if capacity is None:
+        if capacity is None and self.capacity_factor is not None:
             capacity = max(1, math.ceil(self.capacity_factor * float(self.k) * tokens / experts))
         options = {"mask": mask, **self.options}
         route = partial(token_choice, self._noisy(logits), self.k, self.current_lam, **options)
         self.watch(lambda: route(capacity=tokens).competing, logits.numel() // max(experts, 1))
-        return route(capacity=min(capacity, tokens))
+        return route(capacity=None if capacity is None else min(capacity, tokens))
 
 
 class ExpertMLP(nn.Module):
     """Experts that are MLPs with one hidden layer, all at once: ``[experts, slots, dim]`` to the same.
 
-    The weights are stacked, so that a layer is one batched product.
+    The weights are stacked, so that a layer is one batched product. With ``gated=True`` the hidden layer
+    is the activation times another linear layer (SwiGLU, for ``activation=torch.nn.functional.silu``).
     """
 
     def __init__(
@@ -339,15 +355,20 @@ class ExpertMLP(nn.Module):
         hidden: int,
         *,
         activation: Callable[[Tensor], Tensor] = nn.functional.gelu,
+        gated: bool = False,
     ) -> None:
         super().__init__()
-        self.dim, self.activation = dim, activation
+        self.dim, self.activation, self.gated = dim, activation, gated
         self.weight1 = nn.Parameter(torch.empty(experts, dim, hidden))
         self.bias1 = nn.Parameter(torch.empty(experts, 1, hidden))
         self.weight2 = nn.Parameter(torch.empty(experts, hidden, dim))
         self.bias2 = nn.Parameter(torch.empty(experts, 1, dim))
+        first = [self.weight1, self.bias1]
+        if gated:
+            self.weight3, self.bias3 = (nn.Parameter(torch.empty_like(each)) for each in first)
+            first += [self.weight3, self.bias3]
         for bound, *parameters in (
-            (dim**-0.5, self.weight1, self.bias1),
+            (dim**-0.5, *first),
             (hidden**-0.5, self.weight2, self.bias2),
         ):
             for parameter in parameters:  # as nn.Linear does
@@ -358,11 +379,14 @@ class ExpertMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.activation(torch.baddbmm(self.bias1, x, self.weight1))
+        if self.gated:
+            hidden = hidden * torch.baddbmm(self.bias3, x, self.weight3)
         return torch.baddbmm(self.bias2, hidden, self.weight2)
 
     def extra_repr(self) -> str:
         experts, dim, hidden = self.weight1.shape
-        return f"experts={experts}, dim={dim}, hidden={hidden}"
+        shown = f"experts={experts}, dim={dim}, hidden={hidden}"
+        return f"{shown}, gated=True" if self.gated else shown
 
 
 class MixtureOfExperts(nn.Module):
@@ -377,10 +401,11 @@ class MixtureOfExperts(nn.Module):
     to fill. ``mask`` is True where there is a token, and what padding holds has no effect.
 
     ``experts`` is an ``ExpertMLP`` or a sequence of modules, each from ``[tokens, dim]`` to the same;
-    ``dim`` must be given for the latter. The last routing is kept as ``routing``, with its graph:
-    for ``routing.balance`` in the loss and ``routing.statistics()`` in the log. (Reentrant
-    checkpointing leaves it without a graph, and so the loss without that part of its gradient, with a
-    warning; ``use_reentrant=False`` does not.)
+    ``dim`` must be given for the latter. ``shared`` is a module that sees every token, ``[..., dim]``
+    to the same, and is added: an expert that is always taken. The last routing is kept as ``routing``,
+    with its graph: for ``routing.balance`` in the loss and ``routing.statistics()`` in the log.
+    (Reentrant checkpointing leaves it without a graph, and so the loss without that part of its
+    gradient, with a warning; ``use_reentrant=False`` does not.)
 
     >>> moe = MixtureOfExperts(ExpertChoice(capacity_factor=1.0), ExpertMLP(4, dim=8, hidden=16))
     >>> moe(torch.randn(2, 10, 8)).shape
@@ -390,7 +415,12 @@ class MixtureOfExperts(nn.Module):
     routing: Routing | None = None
 
     def __init__(
-        self, router: nn.Module, experts: ExpertMLP | Sequence[nn.Module], dim: int | None = None
+        self,
+        router: nn.Module,
+        experts: ExpertMLP | Sequence[nn.Module],
+        dim: int | None = None,
+        *,
+        shared: nn.Module | None = None,
     ) -> None:
         super().__init__()
         if isinstance(experts, ExpertMLP):
@@ -400,6 +430,7 @@ class MixtureOfExperts(nn.Module):
         self.router = router
         self.experts = experts if isinstance(experts, ExpertMLP) else nn.ModuleList(experts)
         self.gate = nn.Linear(dim, len(experts), bias=False)
+        self.shared = shared
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is not None:
@@ -408,7 +439,11 @@ class MixtureOfExperts(nn.Module):
         routing = self.router(self._logits(x), mask)
         self._warn_if_recomputed(routing)
         self.routing = routing
-        return self._combine(x, routing)
+        y = self._combine(x, routing)
+        if self.shared is None:
+            return y
+        common = self.shared(x)
+        return y + (common if mask is None else torch.where(mask.unsqueeze(-1), common, 0.0))
 
     def _warn_if_recomputed(self, routing: Routing) -> None:
         """Reentrant checkpointing runs the forward without a graph, and again in the backward: too
@@ -456,16 +491,25 @@ class MixtureOfExperts(nn.Module):
         return {name: value for name, value in self.__dict__.items() if name != "routing"}
 
 
+_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
 def is_mlp(name: str, module: nn.Module) -> bool:
-    """Whether a module looks like the MLP of a transformer block: two linear layers, from d to more and
-    back to d, and nothing else that has parameters."""
+    """Whether a module looks like the MLP of a transformer block, and has no other parameters:
+    a linear layer from more to d, after one from d, or two if it is gated (as in Llama). The layers of
+    ``nn.TransformerEncoder`` and its decoder have an MLP that is no module, and count too."""
+    if isinstance(module, _LAYERS):
+        return True
     linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
-    if len(linear) != 2 or isinstance(module, nn.Linear):
+    if len(linear) not in (2, 3) or isinstance(module, nn.Linear):
         return False
-    first, second = linear
+    sizes = sorted((layer.in_features, layer.out_features) for layer in linear)
     ours = {id(parameter) for layer in linear for parameter in layer.parameters()}
+    (d, hidden), last = sizes[0], sizes[-1]
     return (
-        first.in_features == second.out_features < first.out_features == second.in_features
+        d < hidden
+        and last == (hidden, d)
+        and set(sizes[:-1]) == {(d, hidden)}
         and {id(parameter) for parameter in module.parameters()} == ours
     )
 
@@ -479,7 +523,8 @@ def upcycle(
 ) -> nn.Module:
     """Turn the MLPs of a transformer into mixtures of experts, in place ('sparse upcycling').
 
-    ``where(name, module)`` says which modules; by default all that look like an MLP (``is_mlp``). Each
+    ``where(name, module)`` says which modules; by default all that look like an MLP (``is_mlp``: also
+    gated ones, as in Llama, and the layers of ``nn.TransformerEncoder``). Each
     becomes ``experts`` copies of itself behind a copy of ``router``, by default ``TokenChoice(2,
     normalize=True, capacity_factor=2.0)``. As its weights sum to 1 for every token and the experts are
     still equal, what a mixture returns at first is what its MLP did, for every token that found a slot,
@@ -500,8 +545,33 @@ def upcycle(
         parent, _, child = name.rpartition(".")
         mlp = model.get_submodule(name)
         own = copy.deepcopy(router, {id(group): group})  # processes are not copied
-        setattr(model.get_submodule(parent), child, _copies(mlp, experts, own))
+        if isinstance(mlp, _LAYERS):
+            _upcycle_inside(mlp, experts, own)
+        else:
+            setattr(model.get_submodule(parent), child, _copies(mlp, experts, own))
     return model
+
+
+def _upcycle_inside(layer: Any, experts: int, router: nn.Module) -> None:
+    """A layer of torch's own, whose MLP is ``linear2(dropout(activation(linear1(x))))``: the mixture is
+    in the place of ``linear1``, and the others do nothing. Its fast path, which reads the weights of
+    both, is left out."""
+    activation = layer.activation
+    if not isinstance(activation, nn.Module):
+        activation = _Function(activation)
+    mlp = nn.Sequential(layer.linear1, activation, layer.dropout, layer.linear2)
+    layer.linear1 = _copies(mlp.train(layer.training), experts, router)
+    layer.linear2, layer.dropout, layer.activation = (nn.Identity() for _ in range(3))
+    layer.activation_relu_or_gelu = 0
+
+
+class _Function(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
 
 
 def _copies(mlp: nn.Module, experts: int, router: nn.Module) -> MixtureOfExperts:

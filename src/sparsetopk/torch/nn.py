@@ -1,19 +1,23 @@
 """Modules over the functions of this package; they hold no state but what they are given.
 
 ``k`` and ``lam`` are numbers, tensors (kept as buffers) or parameters (trained, if they require
-gradients); ``lam`` may be a ``RunningLam``. With ``hard_eval=True`` a module in evaluation mode is the
+gradients, and taken at the nearest end where they have left [0, n] or are below 0); ``lam`` may be a
+``RunningLam``. With ``hard_eval=True`` a module in evaluation mode is the
 hard operator, lam = 0.
 """
 
 from __future__ import annotations
+
+from typing import Any, Literal
 
 from torch import Tensor
 
 from .._types import Completion, Reduction
 from ._functions.losses import topk_loss
 from ._functions.operators import topk, topk_mag, topk_mask, topk_sign
-from ._modules import Module, Operator, RunningLam
-from ._rows.arguments import Number
+from ._functions.selection import Selection, check_capacity, is_hard, topk_select
+from ._modules import HardenedModule, Module, Operator, RunningLam
+from ._rows.arguments import Dim, Number, entries
 from ._sae import TopKSAE
 from ._selectors import PatchSelector, SelectedTokens, TokenSelector, TopKAttention
 from .moe import ExpertChoice, ExpertMLP, MixtureOfExperts, TokenChoice
@@ -41,7 +45,7 @@ class TopKMask(Operator):
     """``topk_mask`` as a module.
 
     >>> TopKMask(2, p=1.5)
-    TopKMask(k=2, lam=0.1, p=1.5, two_sided=False, dim=-1, straight_through=False)
+    TopKMask(k=2, lam=0.1, p=1.5, two_sided=False, largest=True, dim=-1, straight_through=False)
     """
 
     def __init__(
@@ -51,11 +55,12 @@ class TopKMask(Operator):
         *,
         p: float = 2.0,
         two_sided: bool = False,
-        dim: int = -1,
+        largest: bool = True,
+        dim: Dim = -1,
         straight_through: bool = False,
         hard_eval: bool = False,
     ) -> None:
-        options = {"p": p, "two_sided": two_sided, "dim": dim}
+        options = {"p": p, "two_sided": two_sided, "largest": largest, "dim": dim}
         super().__init__(k, lam, hard_eval=hard_eval, **options, straight_through=straight_through)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,7 +84,7 @@ class TopKMag(Operator):
         *,
         p: float = 2.0,
         debias: bool = True,
-        dim: int = -1,
+        dim: Dim = -1,
         straight_through: bool = False,
         hard_eval: bool = False,
     ) -> None:
@@ -99,7 +104,7 @@ class TopKSign(Operator):
         lam: Number | RunningLam = 0.1,
         *,
         p: float = 2.0,
-        dim: int = -1,
+        dim: Dim = -1,
         straight_through: bool = False,
         hard_eval: bool = False,
     ) -> None:
@@ -108,6 +113,43 @@ class TopKSign(Operator):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.evaluate(topk_sign, x)
+
+
+class TopKSelect(HardenedModule):
+    """``topk_select`` as a module: values, indices and what was dropped, with as many slots in
+    ``eval()`` as in ``train()``.
+
+    >>> TopKSelect(2, 0.0, values="x", sorted=True)(Tensor([3.0, 1.0, 5.0])).values
+    tensor([5., 3.])
+    """
+
+    lam: Number
+
+    def __init__(
+        self,
+        k: Number,
+        lam: Number = 0.1,
+        *,
+        p: float = 2.0,
+        two_sided: bool = False,
+        magnitude: bool = False,
+        largest: bool = True,
+        values: Literal["mask", "x"] = "mask",
+        sorted: bool = False,
+        dim: Dim = -1,
+        capacity: int | None = None,
+        hard_eval: bool = False,
+    ) -> None:
+        options: Any = {"p": p, "two_sided": two_sided, "magnitude": magnitude, "largest": largest}
+        options |= {"values": values, "sorted": sorted, "dim": dim}
+        super().__init__(k, lam, hard_eval=hard_eval, **options)
+        self.capacity = capacity
+
+    def forward(self, x: Tensor) -> Selection:
+        n = entries(x, self.options["dim"])
+        capacity = check_capacity(self.capacity, self.k, n, is_hard(self.lam))
+        k, lam = self.within(n), self.current_lam
+        return topk_select(x, k, lam, capacity=capacity, **self.options)
 
 
 class TopKLoss(Module):
@@ -146,4 +188,5 @@ class TopKLoss(Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         lam = self.lam.value if isinstance(self.lam, RunningLam) else self.lam
-        return topk_loss(logits, targets, self.k, lam, weight=self.weight, **self.options)
+        k = self.within(entries(logits, self.options["dim"]))
+        return topk_loss(logits, targets, k, lam, weight=self.weight, **self.options)

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.utils import parametrize
 
 from .._checks import check_choice, check_exponent, check_positive_int
+from ._prune.pretrained import rename_tied, restore_tied
 from ._prune.pruned import Frozen, Group, Operator, Pruned, PrunedShard, Settings, beside
 from ._prune.schedules import ChooseLam, KeepSchedule, LamSchedule, Schedule, check_schedules
 from ._prune.targets import (
@@ -193,6 +194,7 @@ def prune(
     else:
         for group, part in zip(groups, parts, strict=True):  # every argument is checked by now
             _register(group, part)
+        rename_tied(model, [target.name for target in targets])
     return Pruner(groups, schedules, coverage)
 
 
@@ -407,10 +409,12 @@ def finalize(
                 group.link.finish(values[key])
         for _, module, parameter, part in found:
             _make_plain(module, parameter, part, values[id(part.group)].pop(0))
+    restore_tied(model)
     if freeze:
         for _, module, parameter, _ in found:
             mask = Frozen(getattr(module, parameter).detach() != 0)
             parametrize.register_parametrization(module, parameter, mask, unsafe=True)
+        rename_tied(model, [name for name, *_ in found])
     return model
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..runs import mean_and_error
-from .methods import METHODS
+from .methods import DISTILLED, METHODS
 
 HEADER = [
     "method",
@@ -32,6 +32,8 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
             f"{mean_and_error(run[f'nonzeros {way}'])[0]:.1f}" for way in ("forward", "backward")
         ]
         costs = [f"{cost[of][name] / cost[of]['hard']:.1f}" for of in ("seconds", "bytes kept")]
+        if name == DISTILLED:  # it selects in use alone
+            counts = ["all", "all"]
         label = f"**{name}**" if METHODS[name].ours else name
         made.append(
             [label, _quality(run), f"{run['rate']:.2g}", strength, *counts, *costs, _remarks(run)]
@@ -71,7 +73,7 @@ def _mean(run: dict[str, Any]) -> float:
 
 def _quality(run: dict[str, Any]) -> str:
     mean, error = mean_and_error(run["quality"])
-    return f"{mean:.1f}" if error != error else f"{mean:.1f} ± {error:.1f}"
+    return f"{mean:.2f}" if error != error else f"{mean:.2f} ± {error:.2f}"
 
 
 def _remarks(run: dict[str, Any]) -> str:

@@ -129,7 +129,7 @@ class _Call(NamedTuple):
         if not straight_through:
             return y
         hard = self._replace(kind=self.kind._replace(debias=False))._relaxed(0.0)
-        return _straight_through(hard, y)
+        return straight(hard, y)
 
     def _relaxed(self, lam: Number) -> Array:
         (_, x, axis), hard = self.rows, is_hard(lam)
@@ -147,7 +147,7 @@ class _Call(NamedTuple):
         return self.entries.output(x, self.where, y)
 
 
-def _straight_through(hard: Array, relaxed: Array) -> Array:
+def straight(hard: Array, relaxed: Array) -> Array:
     """The value of one and the derivative of the other, also beside infinities."""
     hard = lax.stop_gradient(hard)
     return jnp.where(jnp.isinf(hard), hard, hard + (relaxed - lax.stop_gradient(relaxed)))

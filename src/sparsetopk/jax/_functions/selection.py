@@ -138,7 +138,8 @@ def topk_select(
     else:
         y = mask(x, k, lam, p=p, two_sided=two_sided)
     rows = Rows.of("y", y, axis)
-    capacity = _capacity(capacity, k, rows.n)
+    hard_rows = isinstance(lam, (int, float)) and lam == 0
+    capacity = _capacity(capacity, k, rows.n, hard_rows)
     if not straight_through:
         return _select(y, rows.axis, capacity)
     if not isinstance(k, jax.core.Tracer) and np.size(k):
@@ -148,12 +149,12 @@ def topk_select(
     return _select_straight(y, hard, x * hard if magnitude else hard, exact(k), rows.axis, capacity)
 
 
-def _capacity(capacity: int | None, k: Number, n: int) -> int:
+def _capacity(capacity: int | None, k: Number, n: int, hard: bool) -> int:
     if capacity is not None:
         return check_positive_int("capacity", capacity, at_most=n) if n else capacity
     if isinstance(k, (Array, np.ndarray)):
         raise ValueError(f"capacity must be given when k is an array, got k of shape {k.shape}")
-    return default_capacity(float(k), n)
+    return default_capacity(float(k), n, hard)
 
 
 def _places(*at: Any) -> Any:

@@ -49,7 +49,7 @@ class RowCall:
         ad.primitive_jvps[self.primitive] = _derivative_of(plain)
 
     def __call__(self, *arrays: Array, **params: Any) -> list[Array]:
-        return self.primitive.bind(*_alike(arrays), **params)
+        return self.primitive.bind(*alike(arrays), **params)
 
     def _batched(self, arrays: Sequence[Array], axes: Sequence[Any], **params: Any) -> Any:
         size = next(v.shape[a] for v, a in zip(arrays, axes, strict=True) if a is not None)
@@ -124,16 +124,16 @@ def _derivative_of(function: Function) -> Callable[..., Any]:
     return jvp
 
 
-def _varying(array: Array) -> frozenset[str]:
+def varying(array: Array) -> frozenset[str]:
     """The mesh axes inside ``shard_map`` over which it varies."""
     type_of: Any = jax.typeof(array)
     found = type_of.vma if hasattr(type_of, "vma") else type_of.manual_axis_type.varying
     return frozenset(found)
 
 
-def _alike(arrays: Sequence[Array]) -> list[Array]:
+def alike(arrays: Sequence[Array]) -> list[Array]:
     """Arrays that vary over the same mesh axes, as JAX makes the arguments of its own operations."""
-    each = [_varying(array) for array in arrays]
+    each = [varying(array) for array in arrays]
     every = frozenset().union(*each)
     return [
         lax.pcast(array, tuple(every - own), to="varying") if every - own else array

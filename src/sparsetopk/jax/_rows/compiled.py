@@ -50,8 +50,8 @@ def compiled(
         def call(*args: Any, **options: Any) -> Any:
             given = dict(zip(names, args, strict=False)) | options
             x, axis = given[names[0]], given["axis"]
-            mesh, spec = _sharding(x)
-            explicit = _explicit_axes(mesh)
+            mesh, spec = sharding(x)
+            explicit = explicit_axes(mesh)
             if not explicit:
                 return f(**given)
             if any(spec[i] is not None for i in (axis if isinstance(axis, tuple) else (axis,))):
@@ -76,11 +76,11 @@ def compiled(
     return decorate
 
 
-def _sharding(x: Array) -> tuple[Any, Spec]:
+def sharding(x: Array) -> tuple[Any, Spec]:
     place = jax.typeof(x).sharding
     return place.mesh, tuple(place.spec)
 
 
-def _explicit_axes(mesh: Any) -> tuple[str, ...]:
+def explicit_axes(mesh: Any) -> tuple[str, ...]:
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(name for name, kind in kinds if kind == AxisType.Explicit)

@@ -55,6 +55,15 @@ def largest(x: Array) -> Array:
     return x.max(axis=-1, keepdims=True)
 
 
+def pad_end(x: Array, by: int, fill: Any) -> Array:
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, by)], constant_values=fill)
+
+
+def take(x: Array, at: Array, axis: int) -> Array:
+    """Indices beyond the ends are those of the ends."""
+    return jnp.take(x, at, axis=axis, mode="clip")
+
+
 def index(x: Array) -> Array:
     return jnp.arange(x.shape[-1], dtype=jnp.int32)
 

@@ -119,19 +119,34 @@ def _over_shards_jvp(
     solved = _solve_over_shards(*at, setting)
     moved = [None if isinstance(d, SymbolicZero) else d for d in tangents]
     found = _tangent((*at, *solved[1:]), [moved[0], *moved[2:]], setting)
-    return solved, Solved(found[0], jnp.zeros_like(solved.pivot), found[1])
+    return solved, Solved(found[0].astype(at[0].dtype), jnp.zeros_like(solved.pivot), found[1])
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def saturated(values: Array, dtype: Any) -> Array:
+    """In this dtype; a slope that it cannot hold is its largest number, as the kernels have it."""
+    limit = jnp.finfo(dtype).max.astype(values.dtype)
+    return jnp.clip(values, -limit, limit).astype(dtype)
+
+
+@saturated.defjvp
+def _saturated_jvp(dtype: Any, at: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return saturated(at[0], dtype), tangents[0].astype(dtype)
 
 
 def _tangent(
     state: Sequence[Array], tangents: Sequence[Array | None], setting: Setting
 ) -> tuple[Array, Array]:
-    """Of y and delta, at x, whole, frac, lam, pivot and delta, for tangents of x, k and lam, or None."""
+    """Of y, in the dtype of lam, and delta, at x, whole, frac, lam, pivot and delta.
+
+    For tangents of x, k and lam, or None.
+    """
     x, whole, frac, lam, pivot, delta = state
     rows = relaxed(x, Count(whole, frac), lam, State(pivot, delta), setting)
     dx, dk, dlam = tangents
     dx = None if dx is None else dx.astype(lam.dtype)
     ddelta, dy = rows.tangent(dx, dk, dlam, hard_mask(rows, setting))
-    return dy.astype(x.dtype), ddelta
+    return dy, ddelta
 
 
 # As calls: their first arguments are x, whole, frac and lam, and those of the derivatives have the state
@@ -142,7 +157,9 @@ _STATE = 6
 @partial(jax.jit, static_argnames=("setting", "moves"))
 def _tangent_in_xla(*at: Array, setting: Setting, moves: tuple[bool, ...]) -> tuple[Array, Array]:
     given = iter(at[_STATE:])
-    return _tangent(at[:_STATE], [next(given) if moved else None for moved in moves], setting)
+    moved = [next(given) if moved else None for moved in moves]
+    dy, ddelta = _tangent(at[:_STATE], moved, setting)
+    return saturated(dy, at[0].dtype), ddelta
 
 
 @partial(jax.jit, static_argnames="setting")
@@ -150,8 +167,9 @@ def _cotangent_in_xla(*at: Array, setting: Setting) -> tuple[Array, ...]:
     """The transpose of the tangent, for the cotangent of y, and of delta if there is one."""
     (x, _, frac, lam, _, delta), (g, *of_delta) = at[:_STATE], at[_STATE:]
     tangent = partial(_tangent_in_xla, *at[:_STATE], setting=setting, moves=(True,) * 3)
-    _, transpose = jax.vjp(tangent, *map(jnp.zeros_like, (x, frac, lam)))
-    return transpose((g, of_delta[0] if of_delta else jnp.zeros_like(delta)))
+    _, transpose = jax.vjp(tangent, jnp.zeros_like(x, lam.dtype), *map(jnp.zeros_like, (frac, lam)))
+    dx, *others = transpose((g, of_delta[0] if of_delta else jnp.zeros_like(delta)))
+    return saturated(dx, x.dtype), *others
 
 
 def _in_core(*at: Any, setting: Setting) -> dict[str, Any] | None:

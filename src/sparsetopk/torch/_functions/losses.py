@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from .._fused import traced
 from .._fused.kernels import check_not_onnx
 from .._fused.loss import Call, one_hot
 from .._rows.arguments import (
+    Dim,
     Number,
     Rows,
     check_dense,
@@ -24,13 +26,16 @@ from .._rows.arguments import (
     check_k_and_lam,
     compute_dtype,
     is_plain,
+    over_dims,
     without_entries,
 )
 from .._rows.differentiable import relax
 from .._rows.namespace import LOOKS_ALWAYS as xp
 from .._solvers.vectorized import row_sum, split
+from .._triton import losses as on_gpu
 
 
+@over_dims
 def topk_value(
     x: Tensor,
     k: Number,
@@ -39,7 +44,7 @@ def topk_value(
     p: float = 2.0,
     two_sided: bool = False,
     phi: PhiName = "identity",
-    dim: int = -1,
+    dim: Dim = -1,
 ) -> Tensor:
     r"""The optimal value of the relaxed top-k problem, one per row.
 
@@ -59,8 +64,10 @@ def topk_value(
     rows, e = Rows.of("x", x, dim), check_exponent(p)
     check_k_and_lam(rows, k, lam)
     if x.numel() == 0:
-        return without_entries(x, k, lam).sum(dim=dim)
+        return without_entries(x, k, lam).sum(dim=rows.dim)
     operator = Operator(TWO_SIDED if two_sided else OF_PHI[phi], e)
+    if on_gpu.takes(rows, operator):
+        return rows.restore_scalars(on_gpu.value(rows, k, lam, operator))
     return rows.restore_scalars(relax(rows, k, lam, operator).value())
 
 
@@ -110,7 +117,7 @@ def topk_loss(
     """
     check_loss(completion, reduction, label_smoothing, ignore_index)
     rows, e = Rows.of("logits", logits, dim), check_exponent(p)
-    if torch.is_autocast_enabled(logits.device.type) and logits.dtype != torch.float64:
+    if _is_autocast(logits.device.type) and logits.dtype != torch.float64:
         logits = logits.float()
         rows = Rows(rows.name, logits, rows.dim)
     check_k_and_lam(rows, k, lam)
@@ -119,18 +126,27 @@ def topk_loss(
     if weight is not None:
         check_class_weights(tuple(check_float_tensor("weight", weight).shape), rows.n)
     operator = Operator(TWO_SIDED if two_sided else MASK, e, False)
+    if on_gpu.takes_loss(rows, k, lam, operator, t, weight):
+        loss = on_gpu.loss(rows, t, k, lam, operator, *asked)
+        return _in_shape(rows, loss, reduction)
     if logits.numel() > 0 and fused_loss.takes_traced(rows, k, lam, operator, t, weight):
         numbers = traced.asked(rows, k, lam, operator)
         return torch.ops.sparsetopk.topk_loss(logits, t, *numbers, *asked)[0]
-    fast = logits.numel() > 0 and fused_loss.takes(rows, k, lam, operator, t, weight)
-    call = _call(rows, t, k, lam, operator, asked, fast)
+    return _in_shape(rows, composed(rows, t, k, lam, operator, *asked), reduction)
+
+
+def composed(
+    rows: Rows, t: Tensor, k: Number, lam: Number, operator: Operator, *asked: Any
+) -> Tensor:
+    """The loss by the compiled core, or in ordinary operations; ``asked`` is what ``_Asked`` has."""
+    how = _Asked(*asked)
+    fast = rows.x.numel() > 0 and fused_loss.takes(rows, k, lam, operator, t, how.weight)
+    call = _call(rows, t, k, lam, operator, how, fast)
     if fast:
-        return _in_shape(rows, fused_loss.evaluate(logits, call), reduction)
+        return fused_loss.evaluate(rows.x, call)
     values = _values(rows, call)
     values = values if call.added is None else values + call.added
-    return _in_shape(
-        rows, _value.reduced(xp, values, call.weights, len(values), reduction), reduction
-    )
+    return _value.reduced(xp, values, call.weights, len(values), how.reduction)
 
 
 class _Asked(NamedTuple):
@@ -171,6 +187,11 @@ def _call(
     return Call(rows.dim, t, k, lam, operator, completion, ignored, added, weights, asked.reduction)
 
 
+def _is_autocast(device: str) -> bool:
+    """Tensors without numbers are on a device that autocast does not know."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def _targets(targets: object, rows: Rows) -> Tensor:
     """Labels (m) in int64, or weights (m, n), booleans or floats."""
     if not isinstance(targets, Tensor) or targets.is_complex():
@@ -192,19 +213,19 @@ def _targets(targets: object, rows: Rows) -> Tensor:
         raise ValueError(
             f"targets must have the shape of logits, {tuple(rows.x.shape)}, got {shape}"
         )
-    _check_values(targets, (targets >= 0) & (targets <= 1), "targets must be in [0, 1]")
+    _check_values(targets, lambda t: (t >= 0) & (t <= 1), "targets must be in [0, 1]")
     return rows.tangent(targets)
 
 
-def _check_values(values: Tensor, good: Tensor, message: str) -> None:
-    if is_plain(values) and not bool(good.all()):
+def _check_values(values: Tensor, is_good: Callable[[Tensor], Tensor], message: str) -> None:
+    if is_plain(values) and not bool((good := is_good(values)).all()):
         raise ValueError(f"{message}, got {values[~good].flatten()[0].item():g}")
 
 
 def _check_labels(t: Tensor, ignored: int, n: int) -> None:
     if t.dtype == torch.int64:
-        good = ((t >= 0) & (t < n)) | (t == ignored)
-        _check_values(t, good, f"targets must be class indices in [0, {n})")
+        message = f"targets must be class indices in [0, {n})"
+        _check_values(t, lambda t: ((t >= 0) & (t < n)) | (t == ignored), message)
 
 
 def _row_weights(weight: Tensor | None, t: Tensor, ignored: int) -> Tensor | None:

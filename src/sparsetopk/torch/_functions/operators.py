@@ -7,6 +7,9 @@ Common to all of them:
   index wins a tie.
 - ``p > 1``; 2, 3/2 and 4/3 have closed forms. ``solver`` is "threshold" (default), "pav" or "dykstra"
   (p = 2), with ``solver_options`` as in NumPy.
+- ``dim`` may be several dimensions, or None for all of them: the top-k is then over all their entries.
+  ``where`` is True where there is a candidate, and broadcasts to x; other entries are never selected,
+  whatever they hold. ``largest=False`` selects the smallest, where +inf marks what is no candidate.
 - ``straight_through=True`` gives the hard output with the derivative of the relaxed operator.
 - The output has the shape, dtype and device of x. A NaN makes its row NaN; so does a bad k or lam whose
   value cannot be read at once (traced, or on another device than the CPU).
@@ -18,25 +21,26 @@ Common to all of them:
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..._checks import check_choice, check_exponent
+from ..._checks import check_choice, check_exponent, check_solver
 from ..._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator
 from ..._types import Solver, SolverOptions
 from .._fused import kernels, traced
 from .._fused import rows as fused
 from .._rows import hard
 from .._rows.arguments import (
+    Dim,
     Number,
     Rows,
+    candidates,
     check_dim,
+    check_float_tensor,
     check_k_and_lam,
-    check_torch_solver,
+    over_dims,
     without_entries,
 )
 from .._rows.differentiable import relax
@@ -50,41 +54,50 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-def _relaxed(
-    x: Tensor,
-    k: Number,
-    lam: Number,
-    p: float,
-    op: int,
-    dim: int,
-    solver: Solver,
-    options: SolverOptions | None,
-    group: ProcessGroup | None = None,
-    *,
-    debias: bool = False,
-    times_x: bool = False,
-) -> Tensor:
-    """An operator of the family, with its arguments checked."""
+class _Call(NamedTuple):
+    """What is asked of x."""
+
+    k: Number
+    lam: Number
+    operator: Operator
+    dim: Dim  # an int, unless it is wrong
+    group: ProcessGroup | None
+    times_x: bool = False
+    solver: Solver = "threshold"
+    options: SolverOptions | None = None
+
+
+def _operator(x: Tensor, call: _Call, straight_through: bool, largest: bool = True) -> Tensor:
+    """An operator of the family; of -x, and negative where x is part of it, for the smallest."""
+    if not largest:
+        y = _operator(-check_float_tensor("x", x), call, straight_through)
+        return 0.0 - y if call.times_x else y
+    y = _relaxed(x, call)
+    if straight_through:
+        hard = _relaxed(x, _Call(call.k, 0.0, *call[2:6])).detach()
+        y = torch.where(hard.isinf(), hard, hard + (y - y.detach()))  # also beside infinities
+    return y
+
+
+def _relaxed(x: Tensor, call: _Call) -> Tensor:
+    """With its arguments checked."""
+    k, lam, operator, dim, group, times_x, solver, options = call
     if hasattr(x, "placements"):  # a DTensor, as nothing else is
-        same = functools.partial(_relaxed, debias=debias, times_x=times_x)
-        on_shard = lambda x, group: same(x, k, lam, p, op, dim, solver, options, group)  # noqa: E731
-        return _on_shards(on_shard, x, k, lam, dim, group)
+        return _on_shards(x, call)
     rows = Rows.of("x", x, dim)
-    operator = Operator(op, check_exponent(p), debias)
     if (shared := check_group(group)) is not None:
         check_choice("solver, over a group,", solver, ("threshold",))
         y = sharded.evaluate(rows, k, lam, operator, shared)
         return times(x, y) if times_x else y
     check_k_and_lam(rows, k, lam)
     if solver != "threshold" or options is not None:
-        check_torch_solver(solver, options, op, p)
+        check_solver(solver, ("threshold", "pav", "dykstra"), options, operator)
     if x.numel() == 0:
         return without_entries(x, k, lam)
     if solver != "threshold" and not (isinstance(lam, (int, float)) and lam == 0):
-        y = rows.restore(topk_isotonic.evaluate(rows, k, lam, operator, p, solver, options))
+        y = rows.restore(topk_isotonic.evaluate(rows, k, lam, operator, solver, options))
         if isinstance(lam, Tensor):  # hard rows need no solver
-            limit = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, debias=debias)
-            y = torch.where(lam == 0, limit, y)
+            y = torch.where(lam == 0, _relaxed(x, _Call(k, 0.0, operator, dim, None)), y)
         return times(x, y) if times_x else y
     if hard.takes(lam):
         y = hard.evaluate(rows, k, operator)
@@ -100,29 +113,17 @@ def _relaxed(
     return rows.restore(times(rows.data.to(y.dtype), y) if times_x else y)
 
 
-def _on_shards(
-    operator: Callable[[Tensor, ProcessGroup | None], Tensor],
-    x: Any,
-    k: Number,
-    lam: Number,
-    dim: int,
-    group: ProcessGroup | None,
-) -> Tensor:
+def _on_shards(x: Any, call: _Call) -> Tensor:
     """Of a DTensor: each rank works on its shard, and the result is placed as x is."""
     from .._spread import dtensors  # which needs torch.distributed
 
-    if group is not None:
+    if call.group is not None:
         raise ValueError("group must be None for a DTensor, which has its own, got a group")
-    group = dtensors.group_along(x, check_dim("x", x, dim), k, lam)
-    return dtensors.placed(operator(x.to_local(), group), x)
+    group = dtensors.group_along(x, check_dim("x", x, call.dim), call.k, call.lam)
+    return dtensors.placed(_relaxed(x.to_local(), _Call(*call[:4], group, *call[5:])), x)
 
 
-def _straight_through(hard: Tensor, relaxed: Tensor) -> Tensor:
-    """The value of one and the derivative of the other, also beside infinities."""
-    hard = hard.detach()
-    return torch.where(hard.isinf(), hard, hard + (relaxed - relaxed.detach()))
-
-
+@over_dims
 def topk_mask(
     x: Tensor,
     k: Number,
@@ -130,7 +131,9 @@ def topk_mask(
     *,
     p: float = 2.0,
     two_sided: bool = False,
-    dim: int = -1,
+    largest: bool = True,
+    dim: Dim = -1,
+    where: Tensor | None = None,
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
     straight_through: bool = False,
@@ -148,13 +151,12 @@ def topk_mask(
     >>> topk_mask(torch.tensor([3.0, 1.0, 0.95, -1.0], dtype=torch.float64), k=2, lam=0.1)
     tensor([1.0000, 0.7500, 0.2500, 0.0000], dtype=torch.float64)
     """
-    op = TWO_SIDED if two_sided else MASK
-    y = _relaxed(x, k, lam, p, op, dim, solver, solver_options, group)
-    if straight_through:
-        y = _straight_through(_relaxed(x, k, 0.0, p, op, dim, "threshold", None, group), y)
-    return y
+    operator = Operator(TWO_SIDED if two_sided else MASK, check_exponent(p))
+    call = _Call(k, lam, operator, dim, group, False, solver, solver_options)
+    return _operator(candidates(x, where, False, largest), call, straight_through, largest)
 
 
+@over_dims
 def topk(
     x: Tensor,
     k: Number,
@@ -162,7 +164,9 @@ def topk(
     *,
     p: float = 2.0,
     two_sided: bool = False,
-    dim: int = -1,
+    largest: bool = True,
+    dim: Dim = -1,
+    where: Tensor | None = None,
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
     straight_through: bool = False,
@@ -173,14 +177,12 @@ def topk(
     >>> topk(torch.tensor([3.0, 1.0, 0.95, -1.0], dtype=torch.float64), k=2, lam=0.1)
     tensor([3.0000, 0.7500, 0.2375, 0.0000], dtype=torch.float64)
     """
-    op = TWO_SIDED if two_sided else MASK
-    y = _relaxed(x, k, lam, p, op, dim, solver, solver_options, group, times_x=True)
-    if straight_through:
-        limit = _relaxed(x, k, 0.0, p, op, dim, "threshold", None, group, times_x=True)
-        y = _straight_through(limit, y)
-    return y
+    operator = Operator(TWO_SIDED if two_sided else MASK, check_exponent(p))
+    call = _Call(k, lam, operator, dim, group, True, solver, solver_options)
+    return _operator(candidates(x, where, False, largest), call, straight_through, largest)
 
 
+@over_dims
 def topk_mag(
     x: Tensor,
     k: Number,
@@ -188,7 +190,8 @@ def topk_mag(
     *,
     p: float = 2.0,
     debias: bool = True,
-    dim: int = -1,
+    dim: Dim = -1,
+    where: Tensor | None = None,
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
     straight_through: bool = False,
@@ -209,20 +212,20 @@ def topk_mag(
     >>> topk_mag(torch.tensor([-3.0, 1.0, 0.95, 0.1], dtype=torch.float64), k=2, lam=0.1)
     tensor([-3.0000,  0.7857,  0.2357,  0.0000], dtype=torch.float64)
     """
-    y = _relaxed(x, k, lam, p, MAGNITUDE, dim, solver, solver_options, group, debias=debias)
-    if straight_through:
-        limit = _relaxed(x, k, 0.0, p, MAGNITUDE, dim, "threshold", None, group)
-        y = _straight_through(limit, y)
-    return y
+    operator = Operator(MAGNITUDE, check_exponent(p), debias)
+    call = _Call(k, lam, operator, dim, group, False, solver, solver_options)
+    return _operator(candidates(x, where, True), call, straight_through)
 
 
+@over_dims
 def topk_sign(
     x: Tensor,
     k: Number,
     lam: Number = 0.1,
     *,
     p: float = 2.0,
-    dim: int = -1,
+    dim: Dim = -1,
+    where: Tensor | None = None,
     solver: Solver = "threshold",
     solver_options: SolverOptions | None = None,
     straight_through: bool = False,
@@ -237,7 +240,6 @@ def topk_sign(
     >>> topk_sign(torch.tensor([-3.0, 1.0, 0.95, 0.1], dtype=torch.float64), k=2, lam=0.1)
     tensor([-1.0000,  0.7500,  0.2500,  0.0000], dtype=torch.float64)
     """
-    y = _relaxed(x, k, lam, p, SIGN, dim, solver, solver_options, group)
-    if straight_through:
-        y = _straight_through(_relaxed(x, k, 0.0, p, SIGN, dim, "threshold", None, group), y)
-    return y
+    operator = Operator(SIGN, check_exponent(p))
+    call = _Call(k, lam, operator, dim, group, False, solver, solver_options)
+    return _operator(candidates(x, where, True), call, straight_through)

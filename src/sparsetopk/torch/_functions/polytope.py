@@ -4,27 +4,34 @@ Common to all of them:
 
 - ``lam >= 0`` is a number or a tensor that broadcasts against x with length 1 along ``dim``; ``lam = 0``
   is the hard operator. x, w and lam may require gradients.
-- ``p > 1``; ``solver`` is "pav" (on the CPU; other devices go through the host) or "dykstra" (p = 2, on
-  the device of x), with ``solver_options`` as in NumPy.
-- The output has the shape, dtype and device of x. An infinite or NaN entry makes its row NaN; so does
-  a bad lam or w whose value cannot be read at once (traced, or on another device than the CPU).
+- ``p > 1``; ``solver`` is "pav" (on the CPU, and for p = 2 on GPUs with Triton; else it goes through the
+  host) or "dykstra" (p = 2, on the device of x), with ``solver_options`` as in NumPy.
+- The output has the shape, dtype and device of x. An infinite or NaN entry makes its row NaN, but for
+  padding (-inf) in ``soft_sort`` and ``soft_rank``; so does a bad lam or w whose value cannot be read at
+  once (traced, or on another device than the CPU).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..._checks import check_exponent, check_phi, check_solver
+from ..._core import native
+from ..._maths import padding
 from ..._maths.dykstra import RULE, StoppingRule
 from ..._maths.isotonic import PHI_NAMES, Solved
 from ..._maths.operator import Operator
 from ..._maths.scalars import Phi
 from ..._types import IsotonicSolver, PhiName, SolverOptions
 from .._fused import isotonic as fused_isotonic
+from .._fused import traced
+from .._fused.kernels import check_not_onnx
 from .._rows.arguments import (
+    Dim,
     Number,
     Rows,
     check_dense,
@@ -32,11 +39,13 @@ from .._rows.arguments import (
     check_number,
     compute_dtype,
     is_plain,
+    over_dims,
     without_entries,
 )
 from .._rows.isotonic import LiveBlocks, relax
 from .._rows.namespace import LOOKS_ALWAYS as xp
 from .._solvers import dykstra, pav
+from .._triton import isotonic as on_gpu
 
 
 @dataclass(frozen=True)
@@ -135,13 +144,14 @@ def _floor(dtype: torch.dtype) -> float:
     return 2.0 / torch.finfo(dtype).max
 
 
-def _y(x: Tensor, w: Tensor, lam: Tensor, setting: Setting, dtype: torch.dtype) -> Tensor:
-    """y of rows, by the fused kernels if they can, for a result in the given dtype."""
-    if setting.readable and setting.rule is None and setting.phi.name == "identity":
-        y = fused_isotonic.evaluate(x, w, lam, setting.exponent, _floor(dtype), dtype)
-        if y is not None:
-            return y
-    return relax_rows(x, w, lam, setting, _floor(dtype)).y()
+def _fused(
+    x: Tensor, w: Tensor, lam: Tensor, setting: Setting, dtype: torch.dtype
+) -> Tensor | None:
+    """y of rows by the fused kernels if they can, which is not so for infinite numbers."""
+    fast = setting.readable and setting.rule is None and setting.phi.name == "identity"
+    if fast and not on_gpu.takes(x, setting.phi_number, setting.exponent):
+        return fused_isotonic.evaluate(x, w, lam, setting.exponent, _floor(dtype), dtype)
+    return None
 
 
 def _lam(rows: Rows, lam: Number) -> Tensor:
@@ -207,7 +217,10 @@ def permutahedron(
     w_rows, lam_rows = _weights(rows, w, phi), _lam(rows, lam)
     if x.numel() == 0:
         return without_entries(x, rows.unflatten(w_rows.expand(rows.data.shape)), lam)
-    return rows.restore(_y(rows.data, w_rows, lam_rows, setting, x.dtype))
+    y = _fused(rows.data, w_rows, lam_rows, setting, x.dtype)
+    if y is None:
+        y = relax_rows(rows.data, w_rows, lam_rows, setting, _floor(x.dtype)).y()
+    return rows.restore(y)
 
 
 def permutahedron_value(
@@ -244,13 +257,14 @@ def _rho(rows: Rows, descending: bool = True) -> Tensor:
     return torch.arange(first, last, step, dtype=dtype, device=rows.x.device).reshape(1, -1)
 
 
+@over_dims
 def soft_sort(
     x: Tensor,
     lam: Number = 1.0,
     *,
     p: float = 2.0,
     descending: bool = True,
-    dim: int = -1,
+    dim: Dim = -1,
     solver: IsotonicSolver = "pav",
     solver_options: SolverOptions | None = None,
 ) -> Tensor:
@@ -258,26 +272,23 @@ def soft_sort(
 
     .. math:: \arg\max_{y \in P(x)} \langle \rho, y \rangle - R(y), \qquad \rho = (n, \dots, 1)
 
-    ``lam = 0`` is the hard sort; lam -> infinity gives the mean of x everywhere.
+    ``lam = 0`` is the hard sort; lam -> infinity gives the mean of x everywhere. Padding (-inf) comes
+    last, in either direction, and moves nothing.
 
     >>> soft_sort(torch.tensor([0.1, 0.9, 0.5]), lam=0.1)
     tensor([0.9000, 0.5000, 0.1000])
     """
-    rows = Rows.of("x", x, dim)
-    setting, lam_rows = Setting.of(p, "identity", solver, solver_options, x, lam), _lam(rows, lam)
-    if x.numel() == 0:
-        return without_entries(x, lam)
-    rho = _rho(rows, descending).expand(rows.data.shape)
-    return rows.restore(_y(rho, rows.data, lam_rows, setting, x.dtype))
+    return _ordered(x, lam, p, descending, dim, solver, solver_options, False)
 
 
+@over_dims
 def soft_rank(
     x: Tensor,
     lam: Number = 1.0,
     *,
     p: float = 2.0,
     descending: bool = True,
-    dim: int = -1,
+    dim: Dim = -1,
     solver: IsotonicSolver = "pav",
     solver_options: SolverOptions | None = None,
 ) -> Tensor:
@@ -285,14 +296,117 @@ def soft_rank(
 
     .. math:: \arg\max_{y \in P(\rho)} \langle -x, y \rangle - R(y), \qquad \rho = (n, \dots, 1)
 
-    ``lam = 0`` is the hard rank; lam -> infinity gives (n+1)/2 everywhere.
+    ``lam = 0`` is the hard rank; lam -> infinity gives (n+1)/2 everywhere. Padding (-inf) ranks last,
+    in either direction, and moves nothing: it shares the ranks after those of the m other entries.
 
     >>> soft_rank(torch.tensor([0.1, 0.9, 0.5]), lam=0.1)
     tensor([3., 1., 2.])
     """
+    return _ordered(x, lam, p, descending, dim, solver, solver_options, True)
+
+
+def _ordered(
+    x: Tensor,
+    lam: Number,
+    p: float,
+    descending: bool,
+    dim: Dim,
+    solver: IsotonicSolver,
+    options: SolverOptions | None,
+    rank: bool,
+) -> Tensor:
+    """The relaxed rank, or sort, with its arguments checked."""
     rows = Rows.of("x", x, dim)
-    setting, lam_rows = Setting.of(p, "identity", solver, solver_options, x, lam), _lam(rows, lam)
+    setting, lam_rows = Setting.of(p, "identity", solver, options, x, lam), _lam(rows, lam)
     if x.numel() == 0:
         return without_entries(x, lam)
-    z = -rows.data if descending else rows.data
-    return rows.restore(_y(z, _rho(rows), lam_rows, setting, x.dtype))
+    if native is not None and setting.rule is None and traced.takes(x, lam):
+        number = 0.0 if isinstance(lam, Tensor) else float(lam)
+        given = lam if isinstance(lam, Tensor) else None
+        return torch.ops.sparsetopk.ordered(x, given, number, p, descending, rows.dim, rank)
+    return rows.restore((_ranks if rank else _sorts)(rows, lam_rows, setting, descending))
+
+
+def _sorts(rows: Rows, lam: Tensor, setting: Setting, descending: bool) -> Tensor:
+    dtype, rho = rows.x.dtype, _rho(rows, descending).expand(rows.data.shape)
+    y = _fused(rho, rows.data, lam, setting, dtype)
+    if y is not None:
+        return y
+    data, e = rows.data.to(lam.dtype), setting.exponent
+    rho, w, there = padding.sorting(xp, data, lam, e, descending)
+    relaxed = relax_rows(rho, w, lam, setting, _floor(dtype))
+    return torch.where(there | relaxed.invalid, relaxed.y(), -torch.inf)
+
+
+def _ranks(rows: Rows, lam: Tensor, setting: Setting, descending: bool) -> Tensor:
+    dtype, rho = rows.x.dtype, _rho(rows)
+    y = _fused(-rows.data if descending else rows.data, rho, lam, setting, dtype)
+    if y is not None:
+        return y
+    z = padding.ranking(xp, rows.data.to(lam.dtype), lam, setting.exponent, descending)
+    return relax_rows(z, rho, lam, setting, _floor(dtype)).y()
+
+
+# Both as one operator, which compiled graphs call. Its backward solves again: what a solution leaves for
+# it is several times the size of x.
+_library = torch.library.Library("sparsetopk", "FRAGMENT")
+_ASKED = "Tensor? lam, float lam_number, float p, bool descending, int dim, bool rank"
+_library.define(f"ordered(Tensor x, {_ASKED}) -> Tensor")
+_library.define(f"ordered_backward(Tensor x, Tensor g, {_ASKED}) -> (Tensor, Tensor)")
+
+
+def _ordered_again(
+    x: Tensor,
+    lam: Tensor | None,
+    lam_number: float,
+    p: float,
+    descending: bool,
+    dim: int,
+    rank: bool,
+) -> Tensor:
+    rows, number = Rows("x", x, dim), lam_number if lam is None else lam
+    setting = Setting.of(p, "identity", "pav", None, x, number)
+    y = (_ranks if rank else _sorts)(rows, rows.per_row(number), setting, descending)
+    return rows.restore(y).contiguous()
+
+
+def _ordered_shapes(x: Tensor, *_: Any) -> Tensor:
+    check_not_onnx()
+    return x.new_empty(x.shape)
+
+
+def _ordered_backward(
+    x: Tensor, g: Tensor, lam: Tensor | None, *asked: Any
+) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        lam = None if lam is None else lam.detach().requires_grad_()
+        y = _ordered_again(x, lam, *asked)
+        found = torch.autograd.grad(y, [x] if lam is None else [x, lam], g)
+    return found[0].contiguous(), x.new_empty(0) if lam is None else found[1].contiguous()
+
+
+def _ordered_backward_shapes(
+    x: Tensor, g: Tensor, lam: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(0) if lam is None else lam.new_empty(lam.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, lam, *ctx.rest = inputs
+    ctx.save_for_backward(x, lam)
+
+
+def _derivative(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    x, lam = ctx.saved_tensors
+    dx, dlam = torch.ops.sparsetopk.ordered_backward(x, g, lam, *ctx.rest)
+    return dx, None if lam is None else dlam, *[None] * len(ctx.rest)
+
+
+_library.impl("ordered", _ordered_again, "CPU")
+_library.impl("ordered", _ordered_shapes, "Meta")
+_library.impl("ordered_backward", _ordered_backward, "CPU")
+_library.impl("ordered_backward", _ordered_backward_shapes, "Meta")
+torch.library.register_autograd(
+    "sparsetopk::ordered", _derivative, setup_context=_save, lib=_library
+)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
-from ..._checks import check_exponent, check_positive_int
+from ..._checks import check_choice, check_exponent, check_positive_int
 from ..._core import native
 from ..._maths import select
 from ..._maths.operator import MAGNITUDE, MASK, TWO_SIDED, Operator
@@ -16,11 +16,22 @@ from ..._maths.response import Relaxed
 from ..._maths.select import Window, check_slots, default_capacity, hard_first
 from .._fused import kernels, traced
 from .._rows import hard
-from .._rows.arguments import Number, Rows, check_k_and_lam, is_plain
+from .._rows.arguments import (
+    Dim,
+    Number,
+    Rows,
+    candidates,
+    check_dim,
+    check_k_and_lam,
+    is_plain,
+    over_dims,
+)
 from .._rows.differentiable import Live
 from .._rows.namespace import LOOKS_ALWAYS, LOOKS_NEVER
+from .._rows.product import times
 from .._solvers import ops
 from .._solvers.vectorized import row_sum, split
+from .._triton import selection as on_gpu
 from .operators import topk_mag, topk_mask
 
 if TYPE_CHECKING:
@@ -53,7 +64,11 @@ def topk_select(
     p: float = 2.0,
     two_sided: bool = False,
     magnitude: bool = False,
-    dim: int = -1,
+    largest: bool = True,
+    values: Literal["mask", "x"] = "mask",
+    sorted: bool = False,
+    dim: Dim = -1,
+    where: Tensor | None = None,
     capacity: int | None = None,
     straight_through: Literal[False] = False,
     group: ProcessGroup | None = None,
@@ -69,13 +84,18 @@ def topk_select(
     p: float = 2.0,
     two_sided: bool = False,
     magnitude: bool = False,
-    dim: int = -1,
+    largest: bool = True,
+    values: Literal["mask", "x"] = "mask",
+    sorted: bool = False,
+    dim: Dim = -1,
+    where: Tensor | None = None,
     capacity: int | None = None,
     straight_through: Literal[True],
     group: ProcessGroup | None = None,
 ) -> StraightThroughSelection: ...
 
 
+@over_dims
 def topk_select(
     x: Tensor,
     k: Number,
@@ -84,7 +104,11 @@ def topk_select(
     p: float = 2.0,
     two_sided: bool = False,
     magnitude: bool = False,
-    dim: int = -1,
+    largest: bool = True,
+    values: Literal["mask", "x"] = "mask",
+    sorted: bool = False,
+    dim: Dim = -1,
+    where: Tensor | None = None,
     capacity: int | None = None,
     straight_through: bool = False,
     group: ProcessGroup | None = None,
@@ -94,9 +118,14 @@ def topk_select(
     Returns values and indices with ``capacity`` slots along the dimension. Indices increase strictly,
     so that scattering the values back is safe; unused slots have value 0. A row with more nonzeros
     than slots keeps the largest; ``dropped`` is the sum of the magnitudes left out, one per row. The
-    default capacity is ``min(n, ceil(k) + max(8, ceil(k/4)))``; it must be given if k is a tensor.
+    default capacity is ``min(n, ceil(k) + max(8, ceil(k/4)))``, and ceil(k) if lam is the number 0; it
+    must be given if k is a tensor.
 
-    The derivative of the values is that of the operator at the indices.
+    The derivative of the values is that of the operator at the indices. With ``values="x"`` they are
+    those of ``topk(x)``, the selected x times the mask. ``sorted=True`` has the largest values first
+    (the smallest if not ``largest``, magnitudes if ``magnitude``) and unused slots last: with lam = 0
+    and both, values and indices are those of ``torch.topk``. With several dimensions, or None, indices
+    count the entries of all of them in their order, and slots come last.
 
     With ``straight_through=True`` the first ceil(k) slots are the hard selection, with the value 1 (or
     x), and those after them the entries that compete with it, with the value 0; indices increase in
@@ -111,17 +140,46 @@ def topk_select(
     >>> selection.indices
     tensor([0, 2, 3])
     """
-    _check_magnitude(magnitude, two_sided)
+    _check_magnitude(magnitude, two_sided, largest)
+    check_choice("values", values, ("mask", "x"))
+    x = candidates(x, where, magnitude, largest)
+    if straight_through and sorted:
+        raise ValueError("sorted must be False when straight_through=True, got True")
+    options: Any = {"dim": dim, "group": group}
+    operator = Operator(_op(magnitude, two_sided), check_exponent(p), magnitude)
+    plain = largest and values == "mask" and not sorted
+    if plain and group is None and not hasattr(x, "placements"):
+        rows = Rows.of("x", x, dim)
+        if on_gpu.takes(rows, operator):
+            check_k_and_lam(rows, k, lam)
+            capacity = check_capacity(capacity, k, rows.n, is_hard(lam))
+            if straight_through:
+                _check_slots(rows, k, capacity)
+            slots = on_gpu.evaluate(rows, k, lam, operator, capacity, straight_through)
+            return StraightThroughSelection(*slots) if straight_through else Selection(*slots[:3])
     if magnitude:
-        y = topk_mag(x, k, lam, p=p, dim=dim, group=group)
+        y = topk_mag(x, k, lam, p=p, **options)
     else:
-        y = topk_mask(x, k, lam, p=p, two_sided=two_sided, dim=dim, group=group)
-    capacity = check_capacity(capacity, k, y.shape[dim])
-    if not straight_through:
-        return in_slots(y, capacity, dim)
-    x, k = x.detach(), k.detach() if isinstance(k, Tensor) else k
-    hard = topk_mask(x.abs() if magnitude else x, k, 0.0, dim=dim, group=group)
-    return _straight_through(y, hard, x if magnitude else None, k, capacity, dim)
+        options["largest"] = largest
+        y = topk_mask(x, k, lam, p=p, two_sided=two_sided, **options)
+    dim = check_dim("x", y, dim)
+    capacity = check_capacity(capacity, k, y.shape[dim], is_hard(lam))
+    if straight_through:
+        still, k = x.detach(), k.detach() if isinstance(k, Tensor) else k
+        hard = topk_mask(still.abs() if magnitude else still, k, 0.0, **options)
+        found: Any = _straight_through(y, hard, still if magnitude else None, k, capacity, dim)
+    else:
+        found = in_slots(y, capacity, dim)
+    if values == "x" and not magnitude:
+        found = found._replace(values=times(x.gather(dim, found.indices), found.values))
+    if sorted:
+        by = found.values.abs() if magnitude else found.values if largest else -found.values
+        taken = y.detach().gather(dim, found.indices) != 0
+        by = torch.where(taken, by.detach(), -torch.inf)
+        order = by.argsort(dim=dim, descending=True, stable=True)
+        in_order = [v.gather(dim, order) for v in (found.values, found.indices)]
+        found = Selection(in_order[0], in_order[1], found.dropped)
+    return found
 
 
 def _straight_through(
@@ -129,9 +187,7 @@ def _straight_through(
 ) -> StraightThroughSelection:
     """Slots of the hard mask, or of x times it, with the derivative of y."""
     rows = Rows.of("y", y, dim)
-    readable = not isinstance(k, Tensor) or is_plain(k)
-    if readable and y.numel():
-        check_slots(capacity, float(k.max() if isinstance(k, Tensor) else k), rows.n)
+    readable = _check_slots(rows, k, capacity)
     key = hard_first(LOOKS_NEVER, hard, y.detach())
     slots = select_slots(rows.tangent(key), capacity)
     selected = rows.tangent(hard).gather(-1, slots) > 0
@@ -149,6 +205,14 @@ def _straight_through(
     )
 
 
+def _check_slots(rows: Rows, k: Number, capacity: int) -> bool:
+    """``check_slots`` where k can be read; whether it can."""
+    readable = not isinstance(k, Tensor) or is_plain(k)
+    if readable and rows.x.numel():
+        check_slots(capacity, float(k.detach().max() if isinstance(k, Tensor) else k), rows.n)
+    return readable
+
+
 def in_slots(y: Tensor, capacity: int, dim: int = -1) -> Selection:
     """The entries of y with the largest magnitudes, with their derivative."""
     rows = Rows.of("y", y, dim)
@@ -160,19 +224,30 @@ def in_slots(y: Tensor, capacity: int, dim: int = -1) -> Selection:
     return Selection(y.gather(dim, indices), indices, rows.restore_scalars(dropped))
 
 
-def _check_magnitude(magnitude: bool, two_sided: bool) -> None:
+def _check_magnitude(magnitude: bool, two_sided: bool, largest: bool) -> None:
+    if magnitude and not largest:
+        raise ValueError("largest must be True when magnitude=True, got False")
     if magnitude and two_sided:
         raise ValueError("two_sided must be False when magnitude=True, got True")
 
 
-def check_capacity(capacity: int | None, k: Number, n: int) -> int:
+def _op(magnitude: bool, two_sided: bool) -> int:
+    return MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK
+
+
+def is_hard(lam: Number) -> bool:
+    """Whether lam is the number 0."""
+    return not isinstance(lam, Tensor) and lam == 0
+
+
+def check_capacity(capacity: int | None, k: Number, n: int, hard: bool = False) -> int:
     if capacity is not None:
         return check_positive_int("capacity", capacity, at_most=n) if n else capacity
     if isinstance(k, Tensor):
         raise ValueError(
             f"capacity must be given when k is a tensor, got k of shape {tuple(k.shape)}"
         )
-    return default_capacity(float(k), n)
+    return default_capacity(float(k), n, hard)
 
 
 def _in_graph(y: Tensor) -> bool:
@@ -187,6 +262,8 @@ def select_slots(y: Tensor, capacity: int) -> Tensor:
     """
     if y.numel() == 0:
         return y.new_zeros((y.shape[0], capacity), dtype=torch.int64)
+    if on_gpu.takes_slots(y):
+        return on_gpu.slots(y, capacity)
     if native is not None and is_plain(y):
         return kernels.select(y.contiguous(), capacity)
     if _in_graph(y):
@@ -207,6 +284,7 @@ def _compact(kept: Tensor, capacity: int) -> Tensor:
     return slots.scatter(-1, slot, index)[:, :capacity]
 
 
+@over_dims
 def choose_lam(
     x: Tensor,
     k: Number,
@@ -215,7 +293,9 @@ def choose_lam(
     p: float = 2.0,
     two_sided: bool = False,
     magnitude: bool = False,
-    dim: int = -1,
+    largest: bool = True,
+    dim: Dim = -1,
+    where: Tensor | None = None,
 ) -> Tensor:
     """The smallest lam, per row, that leaves at least ``fractional`` entries between 0 and 1.
 
@@ -231,19 +311,54 @@ def choose_lam(
     >>> int(((y > 0) & (y < 1)).sum())
     8
     """
-    _check_magnitude(magnitude, two_sided)
-    rows, e = Rows.of("x", x.detach() if isinstance(x, Tensor) else x, dim), check_exponent(p)
+    _check_magnitude(magnitude, two_sided, largest)
+    x = candidates(x.detach() if isinstance(x, Tensor) else x, where, magnitude, largest)
+    rows, e = Rows.of("x", x if largest else -x, dim), check_exponent(p)
     k = k.detach() if isinstance(k, Tensor) else k
     check_k_and_lam(rows, k, 1.0)
     fractional = min(check_positive_int("fractional", fractional), rows.n)
     k_rows = rows.per_row(k)
     if x.numel() == 0:
         return rows.unflatten(torch.ones_like(k_rows))
-    op = MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK
-    lam = _choose(rows, k_rows, None if isinstance(k, Tensor) else k, Operator(op, e), fractional)
+    operator = Operator(_op(magnitude, two_sided), e)
+    if on_gpu.takes(rows, operator):
+        return rows.unflatten(on_gpu.choose_lam(rows, k, operator, fractional).to(k_rows.dtype))
+    lam = _choose(rows, k_rows, None if isinstance(k, Tensor) else k, operator, fractional)
     bad = ~rows.data.isfinite() if magnitude else rows.data.isnan()
     invalid = (row_sum(bad) > 0) | ~((k_rows >= 0) & (k_rows <= rows.n))
     return rows.unflatten(torch.where(invalid, torch.nan, lam))
+
+
+@over_dims
+def topk_threshold(
+    x: Tensor,
+    k: Number,
+    lam: Number = 0.1,
+    *,
+    p: float = 2.0,
+    magnitude: bool = False,
+    dim: Dim = -1,
+) -> Tensor:
+    """The number that entries (or with ``magnitude=True`` magnitudes) must exceed for ``topk_mask`` (or
+    ``topk_mag``) to give them anything, per row; for lam = 0 the smallest that is selected.
+
+    Its mean over batches can take the place of the top-k in inference, where an entry must not depend
+    on what else is in the batch. It has length 1 along the dimension, the dtype in which the operators
+    compute, and no derivative. k = 0 gives inf; where all are selected, it is below them.
+
+    >>> topk_threshold(torch.tensor([3.0, 1.0, 0.95, -1.0]), k=2, lam=0.1)
+    tensor([0.9250], dtype=torch.float64)
+    """
+    rows, e = Rows.of("x", x.detach() if isinstance(x, Tensor) else x, dim), check_exponent(p)
+    k, lam = (v.detach() if isinstance(v, Tensor) else v for v in (k, lam))
+    check_k_and_lam(rows, k, lam)
+    k_rows, lam_rows = rows.per_row(k), rows.per_row(lam)
+    if x.numel() == 0:
+        return rows.unflatten(torch.full_like(k_rows, torch.inf))
+    pivot, delta = ops.threshold(
+        rows.data, k_rows, lam_rows, MAGNITUDE if magnitude else MASK, e
+    ).unbind(dim=-1)
+    return rows.unflatten((pivot - lam_rows[:, 0] * delta).unsqueeze(-1))
 
 
 def _choose(

@@ -20,7 +20,6 @@ def evaluate(
     k: Number,
     lam: Number,
     operator: Operator,
-    p: float,
     solver: IsotonicSolver,
     options: SolverOptions | None,
 ) -> Tensor:
@@ -28,7 +27,7 @@ def evaluate(
     lam_rows = rows.per_row(lam)
     x = rows.data.to(lam_rows.dtype)
     at = prepare(xp, x, split(rows.per_row(k)), lam_rows, operator)
-    setting = Setting.of(p, operator.phi_name, solver, options, rows.x, k, lam)
+    setting = Setting.of(operator.p, operator.phi_name, solver, options, rows.x, k, lam)
     solved, failed = setting.solve(at.a.detach(), at.w, at.lam.detach())
     paired = Paired.of(xp, at, solved)
     floor = 2.0 / torch.finfo(rows.x.dtype).max

@@ -6,16 +6,16 @@ Elsewhere a bad k or lam makes its rows NaN (the solvers see to it).
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
-from collections.abc import Collection
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from ..._checks import check_exponent, check_solver
-from ..._maths.operator import Operator
-from ..._types import Solver, SolverOptions
+from ..._checks import check_broadcast, check_flags
 from .._fused.kernels import PLAIN
 from .._private import (
     dispatch_modes,
@@ -29,6 +29,11 @@ from .._private import (
 Number = float | Tensor
 """k and lam: one for all rows, or a tensor that broadcasts with length 1 along the dimension."""
 
+Dim = int | Sequence[int] | None
+"""A dimension, or several, or all (None), which then are one."""
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -119,7 +124,23 @@ def check_float_tensor(name: str, value: object) -> Tensor:
     return value
 
 
-def check_dim(name: str, x: Tensor, dim: int) -> int:
+def candidates(x: Tensor, where: Tensor | None, even: bool, largest: bool = True) -> Tensor:
+    """x, with something that is never selected where ``where`` is False."""
+    if where is None:
+        return x
+    check_where(where, check_float_tensor("x", x))
+    return torch.where(where, x, 0.0 if even else -torch.inf if largest else torch.inf)
+
+
+def check_where(where: object, x: Tensor) -> Tensor:
+    are_booleans = isinstance(where, Tensor) and where.dtype == torch.bool
+    check_flags("where", are_booleans, show(where))
+    flags = cast(Tensor, where)
+    check_broadcast("where", tuple(flags.shape), tuple(x.shape))
+    return flags
+
+
+def check_dim(name: str, x: Tensor, dim: object) -> int:
     """The dimension, counted from the front."""
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TypeError(f"dim must be an int, got {dim!r}")
@@ -168,14 +189,6 @@ def check_lam(lam: Number, readable: bool) -> None:
         raise ValueError(f"lam must be finite and at least 0, got {lam}")
 
 
-def check_torch_solver(
-    solver: Solver, options: SolverOptions | None, op: int, p: float
-) -> SolverOptions:
-    """That the solver can do what is asked; its options."""
-    solvers: Collection[Solver] = ("threshold", "pav", "dykstra")
-    return check_solver(solver, solvers, options, Operator(op, check_exponent(p)))
-
-
 class Rows:
     """A tensor as rows (m, n) in its own dtype, and the way back.
 
@@ -188,7 +201,7 @@ class Rows:
         self.dim = dim
 
     @classmethod
-    def of(cls, name: str, value: object, dim: int) -> Rows:
+    def of(cls, name: str, value: object, dim: Dim) -> Rows:
         x = check_float_tensor(name, value)
         return cls(name, x, check_dim(name, x, dim))
 
@@ -266,3 +279,77 @@ def check_k_and_lam(rows: Rows, k: Number, lam: Number) -> None:
             rows.check_shape(name, value)
     check_k(k, rows.n, isinstance(k, Tensor) and is_plain(k))
     check_lam(lam, isinstance(lam, Tensor) and is_plain(lam))
+
+
+class Merged:
+    """Dimensions of x as one, the last, in their order."""
+
+    def __init__(self, x: object, dim: Dim) -> None:
+        whole = check_float_tensor("x", x)
+        if hasattr(whole, "placements"):
+            raise ValueError(f"dim must be an int for a DTensor, got {dim!r}")
+        if dim is not None and not isinstance(dim, (tuple, list)):
+            raise TypeError(f"dim must be an int, a tuple of ints or None, got {dim!r}")
+        given = range(whole.ndim) if dim is None else [check_dim("x", whole, d) for d in dim]
+        if len(set(given)) != len(given) or (dim is not None and not given):
+            raise ValueError(f"dim must name dimensions, each of them once, got {dim!r}")
+        self.dims, self.shape, self._whole = sorted(given), whole.shape, whole
+        self.others = [d for d in range(whole.ndim) if d not in self.dims]
+        self.x = self._merge(whole)
+
+    def _merge(self, value: Tensor) -> Tensor:
+        return value.permute(*self.others, *self.dims).flatten(len(self.others))
+
+    def number(self, value: Any) -> Any:
+        """k or lam, of length 1 along the dimensions."""
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            return value
+        whole = value[(None,) * max(0, len(self.shape) - value.ndim)]
+        if whole.ndim > len(self.shape) or any(whole.shape[d] != 1 for d in self.dims):
+            raise ValueError(
+                f"k and lam must be numbers or broadcast to {tuple(self.shape)} with length 1 along "
+                f"dims {tuple(self.dims)}, got shape {tuple(value.shape)}"
+            )
+        return self._merge(whole)
+
+    def flags(self, where: Tensor) -> Tensor:
+        return self._merge(check_where(where, self._whole).broadcast_to(self.shape))
+
+    @property
+    def n(self) -> int:
+        return self.x.shape[-1]
+
+    def back(self, found: Any) -> Any:
+        """An output with the dimensions as they were: all entries, or one number for them. What has
+        slots keeps them last, and what has none is as it is."""
+        if not isinstance(found, Tensor) or found.ndim != self.x.ndim:
+            return found
+        lengths = [self.shape[d] if found.shape[-1] == self.n else 1 for d in self.dims]
+        order = [*self.others, *self.dims]
+        places = [order.index(d) for d in range(len(order))]
+        return found.reshape(*found.shape[:-1], *lengths).permute(*places)
+
+
+def entries(x: Tensor, dim: Dim) -> int:
+    """How many a row has."""
+    return x.shape[dim] if isinstance(dim, int) else Merged(x, dim).n
+
+
+def over_dims(f: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Let a function of x, k and lam, which has one ``dim``, take several or None."""
+
+    @functools.wraps(f)
+    def wrapped(x: Any, *numbers: Any, dim: Any = -1, **options: Any) -> Any:
+        one: Any = f
+        if isinstance(dim, int):
+            return one(x, *numbers, dim=dim, **options)
+        merged = Merged(x, dim)
+        numbers = tuple(merged.number(value) for value in numbers)
+        for name in ("k", "lam"):
+            if name in options:
+                options[name] = merged.number(options[name])
+        if options.get("where") is not None:
+            options["where"] = merged.flags(options["where"])
+        return merged.back(one(merged.x, *numbers, dim=-1, **options))
+
+    return cast(Callable[_Arguments, _Result], wrapped)

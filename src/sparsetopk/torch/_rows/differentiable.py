@@ -20,9 +20,10 @@ from ..._maths import value as _value
 from ..._maths.operator import Count, Operator
 from ..._maths.response import Relaxed, Sums, lam_floor
 from ..._maths.threshold import State
+from .._private import is_tracing
 from .._solvers import ops
 from .._solvers.vectorized import row_sum, split
-from .arguments import Number, Rows
+from .arguments import Number, Rows, is_transformed
 from .namespace import LOOKS_ALWAYS, needs_derivative
 
 _xp: Any = LOOKS_ALWAYS  # no loop is left in what is done here
@@ -121,4 +122,8 @@ def from_state(
 ) -> Live:
     """The rows for k and lam (m, 1), given their solved state."""
     x = rows.data.to(k.dtype)
+    if x.dtype != rows.x.dtype and x.requires_grad and not is_transformed() and not is_tracing():
+        # As the kernels do: a slope that the dtype of x cannot hold is its largest number.
+        limit = torch.finfo(rows.x.dtype).max
+        x.register_hook(lambda g: g.clamp(-limit, limit))
     return Live.of(x, k, lam, state, operator, rows.x.dtype, may_be_hard)

@@ -1,6 +1,7 @@
 """Pool adjacent violators as a torch operator. It has no derivative: see ``isotonic`` for that.
 
-On the CPU it is the compiled kernel, with its own sort. Other devices go through the host.
+On the CPU it is the compiled kernel, with its own sort; where there is Triton it is one of its kernels
+for p = 2. What is left goes through the host.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ..._maths.isotonic import PHI_NAMES
 from ..._numpy.isotonic import solve_isotonic
 from .._fused.kernels import address, bare, check_not_onnx
 from .._private import is_tracing
+from .._triton import isotonic as on_gpu
 
 _library = torch.library.Library("sparsetopk", "FRAGMENT")
 _library.define(
@@ -31,6 +33,8 @@ def solve(
     """
     if not torch.compiler.is_compiling() and is_tracing():
         check_not_onnx()
+    if on_gpu.takes(x, phi, exponent):
+        return on_gpu.solve(x, w, lam, phi)
     return torch.ops.sparsetopk.pav(x, w, lam, phi, exponent)
 
 

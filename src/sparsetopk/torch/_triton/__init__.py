@@ -23,7 +23,11 @@ def compute_dtype(dtype: torch.dtype, operator: Operator) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 or is_steep else torch.float32
 
 
+def longest_in_registers(dtype: torch.dtype, operator: Operator) -> int:
+    """The length up to which one program holds a row."""
+    return 8192 if compute_dtype(dtype, operator) == torch.float64 else 16384
+
+
 def is_long(x: Tensor, operator: Operator) -> bool:
     """Whether rows (m, n) are too long for the registers of one program."""
-    most = 8192 if compute_dtype(x.dtype, operator) == torch.float64 else 16384
-    return x.shape[-1] > most
+    return x.shape[-1] > longest_in_registers(x.dtype, operator)

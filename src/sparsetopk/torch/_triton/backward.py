@@ -16,6 +16,7 @@ from .rows import (
     number,
     output,
     places,
+    rounded,
     split,
     split_entries,
 )
@@ -116,22 +117,12 @@ def cotangent(x, g, OP: tl.constexpr, TIMES: tl.constexpr):
     return g
 
 
-@triton.jit(do_not_specialize=["m", "k_bits", "lam_bits"])
-def backward_kernel(
-    x_ptr, g_ptr, k_ptr, lam_ptr, state_ptr, dx_ptr, dk_ptr, dlam_ptr, m, n, k_stride, lam_stride,
-    k_bits, lam_bits,
-    K_TENSOR: tl.constexpr, LAM_TENSOR: tl.constexpr, OP: tl.constexpr, E: tl.constexpr,
+@triton.jit
+def pulled_back(
+    x, a, g, k, frac, lam, pivot, delta, limit, OP: tl.constexpr, E: tl.constexpr,
     DEBIAS: tl.constexpr, TIMES: tl.constexpr, RELAXED: tl.constexpr, HARD: tl.constexpr,
-    IN_K: tl.constexpr, IN_LAM: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row, at, there = places(m, n, ROWS, BLOCK)
-    x = tl.load(x_ptr + at, mask=there, other=0.0).to(D)
-    g = tl.load(g_ptr + at, mask=there, other=0.0).to(D)
-    k, frac, _ = split(number(k_ptr, k_bits, k_stride, row, m, K_TENSOR), n, D)
-    lam, _ = in_range(number(lam_ptr, lam_bits, lam_stride, row, m, LAM_TENSOR), D)
-    pivot = tl.load(state_ptr + 2 * row.to(tl.int64), mask=row < m, other=float("inf"))
-    delta = tl.load(state_ptr + 2 * row.to(tl.int64) + 1, mask=row < m, other=0.0)
-    a = keys(x, there, OP)
+    """dx, dk and dlam of rows, for the cotangent g of the output; |dx| is at most ``limit``."""
     of_y = cotangent(x, g, OP, TIMES)
     dx = tl.zeros_like(x)
     dk = 0.0 * lam
@@ -150,11 +141,33 @@ def backward_kernel(
         dx = tl.where(x < 0, 0.0 - dx, dx)
     if TIMES:
         dx += output(a, k, frac, lam, pivot, delta, OP, E, DEBIAS, RELAXED, HARD) * g
-    limit = largest(dx_ptr.dtype.element_ty)
     bad = pivot != pivot
     dx = tl.where(bad[:, None], float("nan"), tl.minimum(tl.maximum(dx, -limit), limit))
-    tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=there)
+    return dx, tl.where(bad, float("nan"), dk), tl.where(bad, float("nan"), dlam)
+
+
+@triton.jit(do_not_specialize=["m", "k_bits", "lam_bits"])
+def backward_kernel(
+    x_ptr, g_ptr, k_ptr, lam_ptr, state_ptr, dx_ptr, dk_ptr, dlam_ptr, m, n, k_stride, lam_stride,
+    k_bits, lam_bits,
+    K_TENSOR: tl.constexpr, LAM_TENSOR: tl.constexpr, OP: tl.constexpr, E: tl.constexpr,
+    DEBIAS: tl.constexpr, TIMES: tl.constexpr, RELAXED: tl.constexpr, HARD: tl.constexpr,
+    IN_K: tl.constexpr, IN_LAM: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row, at, there = places(m, n, ROWS, BLOCK)
+    x = tl.load(x_ptr + at, mask=there, other=0.0).to(D)
+    g = tl.load(g_ptr + at, mask=there, other=0.0).to(D)
+    k, frac, _ = split(number(k_ptr, k_bits, k_stride, row, m, K_TENSOR), n, D)
+    lam, _ = in_range(number(lam_ptr, lam_bits, lam_stride, row, m, LAM_TENSOR), D)
+    pivot = tl.load(state_ptr + 2 * row.to(tl.int64), mask=row < m, other=float("inf"))
+    delta = tl.load(state_ptr + 2 * row.to(tl.int64) + 1, mask=row < m, other=0.0)
+    a = keys(x, there, OP)
+    dx, dk, dlam = pulled_back(
+        x, a, g, k, frac, lam, pivot, delta, largest(dx_ptr.dtype.element_ty), OP, E, DEBIAS, TIMES,
+        RELAXED, HARD,
+    )  # fmt: skip
+    tl.store(dx_ptr + at, rounded(dx, dx_ptr.dtype.element_ty), mask=there)
     if IN_K:
-        tl.store(dk_ptr + row, tl.where(bad, float("nan"), dk), mask=row < m)
+        tl.store(dk_ptr + row, dk, mask=row < m)
     if IN_LAM:
-        tl.store(dlam_ptr + row, tl.where(bad, float("nan"), dlam), mask=row < m)
+        tl.store(dlam_ptr + row, dlam, mask=row < m)

@@ -12,15 +12,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..._maths.operator import MAGNITUDE, Operator
+from ..._maths.operator import MAGNITUDE, MASK, Operator
 from . import compute_dtype, is_long
 from .backward import backward_kernel
 from .forward import forward_kernel
+from .lam import lam_kernel
+from .pav import pav_kernel
+from .select import select_backward_kernel, select_kernel, slots_kernel
+from .state import meta
+from .value import total_kernel, value_backward_kernel, value_kernel
 
 Number = float | Tensor
 
 # How many entries a program has if rows are short, and a thread.
 _ENTRIES, _PER_THREAD = 2048, 16
+_LANES = 32  # rows of a program that has a row to every lane
 
 
 class Shape(NamedTuple):
@@ -31,12 +37,12 @@ class Shape(NamedTuple):
     warps: int
 
     @classmethod
-    def of(cls, n: int, operator: Operator, dtype: torch.dtype, mixed: bool) -> Shape:
-        """For rows of n numbers that are computed with in this dtype; ``mixed`` if some rows may be hard
-        and others relaxed."""
+    def of(cls, n: int, operator: Operator, dtype: torch.dtype, twofold: bool) -> Shape:
+        """For rows of n numbers that are computed with in this dtype; ``twofold`` if some rows may be
+        hard and others relaxed, or two problems are solved."""
         block = max(16, triton.next_power_of_2(n))
         rows = max(1, _ENTRIES // block)
-        is_light = dtype == torch.float32 and not (mixed or _needs_a_loop(operator))
+        is_light = dtype == torch.float32 and not (twofold or _needs_a_loop(operator))
         threads = block * rows // (_PER_THREAD if is_light else _PER_THREAD // 2)
         return cls(block, rows, min(32, max(4, threads // 32)))
 
@@ -60,7 +66,7 @@ class Given(NamedTuple):
     def of(cls, value: Number, instead: Tensor) -> Given:
         if isinstance(value, Tensor):
             return cls(value, 0 if value.numel() == 1 else 1, 0, True)
-        return cls(instead, 0, struct.unpack("q", struct.pack("d", value))[0], False)
+        return cls(instead, 0, _bits(value), False)
 
 
 def device_of(x: Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -68,24 +74,47 @@ def device_of(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
+def _bits(value: float) -> int:
+    """Those of a float64: what is handed over as a number would be rounded to float32."""
+    return int(struct.unpack("q", struct.pack("d", value))[0])
+
+
 def _settings(
-    x: Tensor, k: Given, lam: Given, lam_value: Number, operator: Operator
+    x: Tensor, k: Number, lam: Number, operator: Operator, state: Tensor, problems: int = 1
 ) -> dict[str, Any]:
-    mixed, dtype = isinstance(lam_value, Tensor), compute_dtype(x.dtype, operator)
-    shape = Shape.of(x.shape[1], operator, dtype, mixed)
+    """What all kernels are launched with for rows x (m, n)."""
+    mixed, dtype = isinstance(lam, Tensor), compute_dtype(x.dtype, operator)
+    of_k, of_lam = Given.of(k, state), Given.of(lam, state)
+    shape = Shape.of(x.shape[1], operator, dtype, mixed or problems > 1)
     return {
-        "K_TENSOR": k.is_tensor,
-        "LAM_TENSOR": lam.is_tensor,
+        "x_ptr": x,
+        "k_ptr": of_k.pointer,
+        "lam_ptr": of_lam.pointer,
+        "state_ptr": state,
+        "m": x.shape[0],
+        "n": x.shape[1],
+        "k_stride": of_k.stride,
+        "lam_stride": of_lam.stride,
+        "k_bits": of_k.bits,
+        "lam_bits": of_lam.bits,
+        "K_TENSOR": of_k.is_tensor,
+        "LAM_TENSOR": of_lam.is_tensor,
         "OP": operator.op,
         "E": operator.exponent,
-        "DEBIAS": operator.debias,
-        "RELAXED": mixed or lam_value != 0,
-        "HARD": mixed or lam_value == 0,
+        "RELAXED": mixed or lam != 0,
+        "HARD": mixed or lam == 0,
         "D": tl.float64 if dtype == torch.float64 else tl.float32,
         "ROWS": shape.rows,
         "BLOCK": shape.block,
         "num_warps": shape.warps,
     }
+
+
+def _run(kernel: Any, settings: dict[str, Any], **more: Any) -> None:
+    """Over all rows, so many a program."""
+    x = settings["x_ptr"]
+    with device_of(x):
+        kernel[(triton.cdiv(x.shape[0], settings["ROWS"]),)](**settings, **more)
 
 
 def forward(
@@ -104,35 +133,23 @@ def forward(
     k and lam are numbers, or contiguous tensors of one number or of m; ``times`` multiplies a mask by
     x, and ``passes`` (m) is told how often a row was looked at.
     """
-    m, n = x.shape
     y = torch.empty_like(x if write else x[:0])
     if is_long(x, operator):
         from . import launch_long
 
         at = launch_long.Place.of(x)
         return y, launch_long.forward(at, k, lam, operator, y if write else None, times=times)
-    state = x.new_empty((m, 2), dtype=compute_dtype(x.dtype, operator))
-    of_k, of_lam = Given.of(k, state), Given.of(lam, state)
-    settings = _settings(x, of_k, of_lam, lam, operator)
-    with device_of(x):
-        forward_kernel[(triton.cdiv(m, settings["ROWS"]),)](
-            x,
-            of_k.pointer,
-            of_lam.pointer,
-            y,
-            state,
-            state if passes is None else passes,
-            m,
-            n,
-            of_k.stride,
-            of_lam.stride,
-            of_k.bits,
-            of_lam.bits,
-            TIMES=times,
-            WRITE=write,
-            COUNT=passes is not None,
-            **settings,
-        )
+    state = meta(x, operator)
+    _run(
+        forward_kernel,
+        _settings(x, k, lam, operator, state),
+        y_ptr=y,
+        passes_ptr=state if passes is None else passes,
+        DEBIAS=operator.debias,
+        TIMES=times,
+        WRITE=write,
+        COUNT=passes is not None,
+    )
     return y, state
 
 
@@ -149,35 +166,210 @@ def backward(
     in_lam: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The cotangents of x (m, n), and of k and lam (m), which are empty where they are not wanted."""
-    m, n = x.shape
     dx = torch.empty_like(x)
     if is_long(x, operator):
         from . import launch_long
 
         at, wanted = launch_long.Place.of(x), {"in_k": in_k, "in_lam": in_lam}
         return dx, *launch_long.backward(at, g, state, k, lam, operator, dx, times=times, **wanted)
-    dk, dlam = (state.new_empty(m if wanted else 0) for wanted in (in_k, in_lam))
-    of_k, of_lam = Given.of(k, state), Given.of(lam, state)
-    settings = _settings(x, of_k, of_lam, lam, operator)
-    with device_of(x):
-        backward_kernel[(triton.cdiv(m, settings["ROWS"]),)](
-            x,
-            g,
-            of_k.pointer,
-            of_lam.pointer,
-            state,
-            dx,
-            dk,
-            dlam,
-            m,
-            n,
-            of_k.stride,
-            of_lam.stride,
-            of_k.bits,
-            of_lam.bits,
-            TIMES=times,
-            IN_K=in_k,
-            IN_LAM=in_lam,
-            **settings,
-        )
+    dk, dlam = (state.new_empty(len(x) if wanted else 0) for wanted in (in_k, in_lam))
+    _run(
+        backward_kernel,
+        _settings(x, k, lam, operator, state),
+        g_ptr=g,
+        dx_ptr=dx,
+        dk_ptr=dk,
+        dlam_ptr=dlam,
+        DEBIAS=operator.debias,
+        TIMES=times,
+        IN_K=in_k,
+        IN_LAM=in_lam,
+    )
     return dx, dk, dlam
+
+
+class Loss(NamedTuple):
+    """What is subtracted from the value of every row, and how rows are put together; all of it without
+    a derivative. The numbers are those of ``value.py``."""
+
+    t: Tensor | None = None  # labels (m) in int64, or weights (m, n)
+    weight: Tensor | None = None  # of the classes (n)
+    completion: int = 0
+    smoothing: float = 0.0
+    ignored: int = 0
+    reduction: int = 2
+
+    def settings(self, instead: Tensor) -> dict[str, Any]:
+        kind = 0 if self.t is None else 1 if self.t.dtype == torch.int64 else 2
+        return {
+            "t_ptr": instead if self.t is None else self.t,
+            "weight_ptr": instead if self.weight is None else self.weight,
+            "ignored": self.ignored,
+            "smoothing_bits": _bits(self.smoothing),
+            "KIND": kind,
+            "COMPLETION": self.completion,
+            "SMOOTHED": self.smoothing != 0,
+            "WEIGHTED": self.weight is not None,
+            "REDUCTION": self.reduction,
+        }
+
+    @property
+    def problems(self) -> int:
+        """How many are solved for a row."""
+        return 2 if self.completion == 2 else 1
+
+
+def value(
+    x: Tensor, k: Number, lam: Number, operator: Operator, loss: Loss
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The values or losses (m) of rows x (m, n), or their sum or mean; the state; and the factor that
+    the mean has."""
+    state = meta(x, operator, loss.problems)
+    settings = _settings(x, k, lam, operator, state, loss.problems) | loss.settings(state)
+    reduced = loss.reduction != 2
+    programs = triton.cdiv(x.shape[0], settings["ROWS"])
+    result = x.new_empty(() if reduced else x.shape[0])
+    parts, scale = state.new_empty((programs, 2)), state.new_empty(1 if reduced else 0)
+    _run(value_kernel, settings, value_ptr=result, part_ptr=parts)
+    if reduced:
+        with device_of(x):
+            total_kernel[(1,)](parts, result, scale, programs, loss.reduction, BLOCK=1024)
+    return result, state, scale
+
+
+def value_backward(
+    x: Tensor,
+    g: Tensor,
+    state: Tensor,
+    scale: Tensor,
+    k: Number,
+    lam: Number,
+    operator: Operator,
+    loss: Loss,
+    *,
+    in_k: bool = False,
+    in_lam: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The cotangents of x (m, n), and of k and lam (m), for that of what ``value`` returned."""
+    dx = torch.empty_like(x)
+    dk, dlam = (state.new_empty(len(x) if wanted else 0) for wanted in (in_k, in_lam))
+    _run(
+        value_backward_kernel,
+        _settings(x, k, lam, operator, state, loss.problems) | loss.settings(state),
+        g_ptr=g,
+        scale_ptr=scale,
+        dx_ptr=dx,
+        dk_ptr=dk,
+        dlam_ptr=dlam,
+        g_stride=0 if g.ndim == 0 else g.stride(0),
+        IN_K=in_k,
+        IN_LAM=in_lam,
+    )
+    return dx, dk, dlam
+
+
+def select(
+    x: Tensor, k: Number, lam: Number, operator: Operator, capacity: int, straight: bool
+) -> tuple[Tensor, ...]:
+    """Values and indices (m, capacity) of the slots, what is dropped (m), which slots are of the hard
+    selection; the state, and what else the backward must know."""
+    slots = len(x), capacity
+    state = meta(x, operator)
+    values, dropped, ends = x.new_empty(slots), x.new_empty(len(x)), state.new_empty((len(x), 3))
+    indices = x.new_empty(slots, dtype=torch.int64)
+    chosen = x.new_empty(slots if straight else (0,), dtype=torch.bool)
+    _run(
+        select_kernel,
+        _settings(x, k, lam, operator, state, 1 + straight),
+        value_ptr=values,
+        index_ptr=indices,
+        chosen_ptr=chosen.view(torch.uint8),
+        dropped_ptr=dropped,
+        ends_ptr=ends,
+        capacity=capacity,
+        DEBIAS=operator.debias,
+        STRAIGHT=straight,
+    )
+    return values, indices, dropped, chosen, state, ends
+
+
+def select_backward(
+    x: Tensor,
+    g: Tensor | None,
+    g_dropped: Tensor | None,
+    state: Tensor,
+    ends: Tensor,
+    k: Number,
+    lam: Number,
+    operator: Operator,
+    capacity: int,
+    straight: bool,
+    *,
+    in_k: bool = False,
+    in_lam: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The cotangents of x (m, n), and of k and lam (m), for those of slots and of what is dropped."""
+    dx = torch.empty_like(x)
+    dk, dlam = (state.new_empty(len(x) if wanted else 0) for wanted in (in_k, in_lam))
+    _run(
+        select_backward_kernel,
+        _settings(x, k, lam, operator, state, 1 + straight),
+        g_ptr=state if g is None else g,
+        g_dropped_ptr=state if g_dropped is None else g_dropped,
+        ends_ptr=ends,
+        dx_ptr=dx,
+        dk_ptr=dk,
+        dlam_ptr=dlam,
+        capacity=capacity,
+        DEBIAS=operator.debias,
+        STRAIGHT=straight,
+        IN_SLOTS=g is not None,
+        IN_DROPPED=g_dropped is not None,
+        IN_K=in_k,
+        IN_LAM=in_lam,
+    )
+    return dx, dk, dlam
+
+
+def slots(y: Tensor, capacity: int) -> Tensor:
+    """The indices (m, capacity) of the entries of y (m, n) that are largest in magnitude, in order."""
+    dtype = torch.promote_types(y.dtype, torch.float32)
+    shape = Shape.of(y.shape[1], Operator(MASK, 1.0), dtype, False)
+    indices = y.new_empty((len(y), capacity), dtype=torch.int64)
+    with device_of(y):
+        slots_kernel[(triton.cdiv(len(y), shape.rows),)](
+            y,
+            indices,
+            *y.shape,
+            capacity,
+            D=tl.float64 if dtype == torch.float64 else tl.float32,
+            ROWS=shape.rows,
+            BLOCK=shape.block,
+            num_warps=shape.warps,
+        )
+    return indices
+
+
+def pav(
+    s: Tensor, order: Tensor, w: Tensor, w_order: Tensor, lam: Tensor, phi: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """d, block and paired of ``_solvers.pav.solve``, in the order of x, for p = 2 and sorted rows."""
+    m, n = s.shape
+    first = s.new_empty(s.shape, dtype=torch.int32)
+    stack = s.new_empty((m, n, 4), dtype=torch.float64)
+    d, block, paired = lam.new_empty(s.shape), torch.empty_like(order), torch.empty_like(order)
+    with device_of(s):
+        pav_kernel[(triton.cdiv(m, _LANES),)](
+            s, w, lam, order, w_order, first, stack, d, block, paired, m, n,
+            n if len(w) > 1 else 0, PHI=phi, LANES=_LANES, num_warps=1,
+        )  # fmt: skip
+    return d, block, paired
+
+
+def choose_lam(x: Tensor, k: Number, operator: Operator, wanted: int) -> Tensor:
+    """The smallest lam (m) that leaves so many entries of rows x (m, n) fractional."""
+    lam = x.new_empty(len(x), dtype=compute_dtype(x.dtype, operator))
+    settings = _settings(x, k, 1.0, operator, lam)
+    only = {key: v for key, v in settings.items() if key in lam_kernel.arg_names}
+    _run(lam_kernel, only | {"lam_ptr": lam, "num_warps": settings["num_warps"]}, wanted=wanted)
+    return lam

@@ -36,12 +36,13 @@ def takes(rows: Rows, operator: Operator) -> bool:
 def evaluate(rows: Rows, k: Number, lam: Number, operator: Operator, times: bool) -> Tensor:
     """The operator, or with ``times`` the mask times x, for checked arguments that it ``takes``."""
     x = rows.data.contiguous()
-    given = (*_given(rows, k), *_given(rows, lam))
-    y, _ = torch.ops.sparsetopk.rows_forward(x, *given, *operator, times)
+    numbers = (*given(rows, k), *given(rows, lam))
+    y, _ = torch.ops.sparsetopk.rows_forward(x, *numbers, *operator, times)
     return rows.unflatten(y)
 
 
-def _given(rows: Rows, value: Number) -> tuple[Tensor | None, float]:
+def given(rows: Rows, value: Number) -> tuple[Tensor | None, float]:
+    """k or lam as the operators take it."""
     if not isinstance(value, Tensor):
         return None, float(value)
     if value.numel() == 1:
@@ -126,14 +127,14 @@ def _differentiate(ctx: Any, g: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         dx, dk, dlam = torch.ops.sparsetopk.rows_backward(
             x, g, solved, *given, *ctx.operator, ctx.times, in_k, in_lam
         )
-        dk, dlam = (
-            _sum_to(d, v) if wanted else None
-            for d, v, wanted in ((dk, k, in_k), (dlam, lam, in_lam))
-        )
+        dk, dlam = sum_to(dk, k if in_k else None), sum_to(dlam, lam if in_lam else None)
     return (dx, dk, None, dlam, None, None, None, None, None)
 
 
-def _sum_to(per_row: Tensor, like: Tensor) -> Tensor:
+def sum_to(per_row: Tensor, like: Tensor | None) -> Tensor | None:
+    """The cotangent of k or lam, from those of the rows; of None it is None."""
+    if like is None:
+        return None
     total = per_row.sum() if like.numel() == 1 else per_row
     return total.reshape(like.shape).to(like.dtype)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..._maths.operator import EXP, Operator
-from . import LONGEST, compute_dtype, is_long
+from . import LONGEST, compute_dtype, is_long, longest_in_registers
 
 Number = float | Tensor
 """k or lam: a number, or a tensor (1, 1) or (m, 1)."""
@@ -39,6 +39,11 @@ def takes(x: Tensor, n: int, operator: Operator) -> bool:
     return is_served(x) and 0 < n <= LONGEST and x.numel() > 0 and operator.op != EXP
 
 
+def takes_short(x: Tensor, n: int, operator: Operator) -> bool:
+    """Whether there is a kernel that holds rows of n entries of x in registers."""
+    return takes(x, n, operator) and n <= longest_in_registers(x.dtype, operator)
+
+
 def solve(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Tensor:
     """The state (m, 2) of rows x (m, n) for k and lam (m, 1), which there must be a kernel for."""
     rows = (v.contiguous() for v in (x, k, lam))
@@ -51,9 +56,10 @@ def _state(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Tenso
     return launch.forward(x, k, lam, Operator(op, exponent), write=False)[1]
 
 
-def meta(x: Tensor, operator: Operator) -> Tensor:
-    """A state that nobody has solved for. Of long rows it also says where hard ones are cut."""
-    columns = 3 if is_long(x, operator) else 2
+def meta(x: Tensor, operator: Operator, problems: int = 1) -> Tensor:
+    """A state that nobody has solved for; of so many problems a row. Of long rows it also says where
+    hard ones are cut."""
+    columns = 3 if is_long(x, operator) else 2 * problems
     return x.new_empty((x.shape[0], columns), dtype=compute_dtype(x.dtype, operator))
 
 

@@ -1,0 +1,165 @@
+"""Tokens and keys that are selected for each input, as pure functions: exactly k, straight through.
+
+As the layers of ``sparsetopk.torch.nn``: what is selected is found without gradients, and the relaxed
+top-k is solved among the slots, which hold what is selected and what competes. ``lam = 0`` is the hard
+selection, with k slots.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ..._checks import check_positive_int
+from ..._maths.select import check_slots, default_capacity
+from .._rows.arguments import Number, check_float_array, is_hard
+from .operators import topk_mask
+
+
+class SelectedTokens(NamedTuple):
+    """What ``select_tokens`` has selected: ``[..., slots]``, and tokens ``[..., slots, dim]``."""
+
+    tokens: Array  # times their weights
+    weights: Array  # 1 for what is selected, 0 for what competes; both have a derivative
+    indices: Array
+    selected: Array  # whether a slot is of the k
+
+
+def select_tokens(
+    x: Array,
+    scores: Array,
+    k: int,
+    lam: Number = 1.0,
+    *,
+    p: float = 2.0,
+    capacity: int | None = None,
+    backward_k: int | None = None,
+    where: Array | None = None,
+) -> SelectedTokens:
+    """k of n tokens for each input, ``x`` ``[..., n, dim]``, by their ``scores`` ``[..., n]``.
+
+    The first k slots are the selection, in the order of the tokens; those after them hold tokens that
+    compete, which are 0 in the forward and have the relaxed derivative. ``where`` is True where there is
+    a token. ``backward_k``, at most k, is the k of the derivative: 1 is better where few of the k are
+    what is looked for.
+
+    >>> select_tokens(jnp.eye(4), jnp.array([0.3, 2.0, -1.0, 1.0]), k=2, lam=0.0).indices
+    Array([1, 3], dtype=int32)
+    """
+    n = check_float_array("scores", scores).shape[-1]
+    if x.shape[:-1] != scores.shape:
+        raise ValueError(
+            f"scores must have the shape of x without its last axis, {x.shape[:-1]}, got {scores.shape}"
+        )
+    slots = _slots(k, n, lam, capacity)
+    if where is not None:
+        scores = jnp.where(where, scores, -jnp.inf)
+    best = lax.top_k(lax.stop_gradient(scores), slots)[1]
+    weights, selected = _weights(jnp.take_along_axis(scores, best, -1), k, lam, p, backward_k)
+    order = jnp.argsort(jnp.where(selected, best, n + jnp.arange(slots)), axis=-1)
+    weights, selected, indices = (
+        jnp.take_along_axis(v, order, -1) for v in (weights, selected, best)
+    )
+    tokens = jnp.take_along_axis(x, indices[..., None], -2)
+    return SelectedTokens(
+        tokens * weights[..., None].astype(tokens.dtype), weights, indices, selected
+    )
+
+
+def topk_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    index_query: Array,
+    index_key: Array,
+    k: int,
+    lam: Number = 1.0,
+    *,
+    p: float = 2.0,
+    capacity: int | None = None,
+    backward_k: int | None = None,
+    is_causal: bool = False,
+    where: Array | None = None,
+    chunk: int = 512,
+) -> Array:
+    """Attention of each query to k keys, those with the largest products of index vectors.
+
+    ``query``, ``key`` and ``value`` are ``[batch, L, heads, dim]`` as for
+    ``jax.nn.dot_product_attention``, the index vectors ``[batch, L, index_dim]``; one selection is for
+    all heads. Gradients go to all five, straight through: index scores of all keys are computed for
+    ``chunk`` queries at a time and not kept, and the backward gathers ``capacity`` keys for every query.
+    ``where``, ``[batch, L]``, is True where there are keys; a query that sees none gives 0.
+
+    >>> q = jnp.ones((1, 3, 2, 4))
+    >>> topk_attention(q, q, q, q[:, :, 0], q[:, :, 0], k=2).shape
+    (1, 3, 2, 4)
+    """
+    check_float_array("query", query)
+    a, b = (
+        check_float_array(*each)
+        for each in (("index_query", index_query), ("index_key", index_key))
+    )
+    slots = _slots(k, b.shape[1], lam, capacity)
+    a = a / math.sqrt(a.shape[-1])
+    at, allowed = _candidates(*lax.stop_gradient((a, b)), slots, is_causal, where, chunk)
+    scores = jnp.einsum("bqd,bqsd->bqs", a, _rows_at(b, at))
+    y, _ = _weights(jnp.where(allowed, scores, -jnp.inf), k, lam, p, backward_k)
+    logits = jnp.einsum("bqhd,bqshd->bqhs", query, _rows_at(key, at)) / math.sqrt(query.shape[-1])
+    logits = jnp.where(allowed[:, :, None], logits, -jnp.inf)
+    top = lax.stop_gradient(logits.max(axis=-1, keepdims=True))
+    weights = jnp.exp(logits - jnp.where(top > -jnp.inf, top, 0.0)) * y[:, :, None].astype(
+        logits.dtype
+    )
+    total = jnp.maximum(weights.sum(axis=-1, keepdims=True), jnp.finfo(weights.dtype).tiny)
+    return jnp.einsum("bqhs,bqshd->bqhd", weights / total, _rows_at(value, at))
+
+
+def _rows_at(x: Array, at: Array) -> Array:
+    """x ``[batch, L, ...]`` at indices ``[batch, ...]``."""
+    batch = jnp.arange(x.shape[0]).reshape(-1, *[1] * (at.ndim - 1))
+    return x[batch, at]
+
+
+def _slots(k: int, n: int, lam: Number, capacity: int | None) -> int:
+    if check_positive_int("k", k) > n:
+        raise ValueError(f"k must be in [1, n] with n={n}, got {k}")
+    if is_hard(lam):
+        return k
+    if capacity is None:
+        return default_capacity(k, n)
+    check_slots(check_positive_int("capacity", capacity), k, n)
+    return min(n, capacity)
+
+
+def _weights(
+    scores: Array, k: int, lam: Number, p: float, backward_k: int | None
+) -> tuple[Array, Array]:
+    """1 for the first k slots, of scores in decreasing order, with the relaxed derivative."""
+    of = k if backward_k is None else check_positive_int("backward_k", backward_k, k)
+    selected = (jnp.arange(scores.shape[-1]) < k) & (lax.stop_gradient(scores) > -jnp.inf)
+    if is_hard(lam):
+        return selected.astype(scores.dtype), selected
+    relaxed = topk_mask(scores, of, lam, p=p)
+    return selected.astype(relaxed.dtype) + relaxed - lax.stop_gradient(relaxed), selected
+
+
+def _candidates(
+    a: Array, b: Array, slots: int, is_causal: bool, where: Array | None, chunk: int
+) -> tuple[Array, Array]:
+    """The keys with the largest index scores, ``[batch, L, slots]``, and which may be seen."""
+    keys = jnp.arange(b.shape[1])
+
+    def of_query(each: tuple[Array, Array]) -> tuple[Array, Array]:
+        index, position = each  # [batch, index_dim]
+        scores = jnp.einsum("bd,bkd->bk", index, b)
+        scores = scores if where is None else jnp.where(where, scores, -jnp.inf)
+        scores = jnp.where(keys > position, -jnp.inf, scores) if is_causal else scores
+        best, at = lax.top_k(scores, slots)
+        return at, best > -jnp.inf
+
+    queries = a.swapaxes(0, 1), jnp.arange(a.shape[1])
+    at, allowed = lax.map(of_query, queries, batch_size=check_positive_int("chunk", chunk))
+    return at.swapaxes(0, 1), allowed.swapaxes(0, 1)

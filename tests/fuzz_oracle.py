@@ -1,0 +1,315 @@
+"""What the fuzzer holds the package against: bisection of the optimality conditions, many rows at once.
+
+It shares nothing with the package. In float64, and with enough digits: the threshold of a row is found
+as its distance to one of the entries, by bisection over all floats there are, so that neither a common
+shift nor a tiny lam costs any. The derivatives are the closed forms of docs/maths.md.
+
+An answer comes with what a computation may be off by: it is the answer at thresholds a few roundings
+away, so that what is steep or ill-conditioned has room where it is so, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+KINDS = ("mask", "two-sided", "sign", "magnitude", "debiased")
+LARGEST = np.finfo(np.float64).max
+
+
+class Rows(NamedTuple):
+    """Rows x (m, n), each with its k and lam (m, 1), a cotangent of y, and tangents of all three."""
+
+    x: np.ndarray
+    k: np.ndarray
+    lam: np.ndarray
+    g: np.ndarray
+    dx: np.ndarray
+    dk: np.ndarray
+    dlam: np.ndarray
+
+
+class Answer(NamedTuple):
+    y: np.ndarray
+    x: np.ndarray  # the cotangents
+    k: np.ndarray
+    lam: np.ndarray
+
+
+class Bounds(NamedTuple):
+    """The answer, how far from it a computation may be, and rows where its derivatives jump close by."""
+
+    answer: Answer
+    slack: Answer
+    jumps: np.ndarray
+    mass: np.ndarray  # the part of k that is shared
+
+
+def total(values):
+    return values.sum(-1, keepdims=True)
+
+
+def from_key(key):
+    """The float64 numbers in their order, as integers."""
+    return np.where(key < 0, key ^ np.int64(2**63 - 1), key).view(np.float64)
+
+
+def to_key(x):
+    bits = np.ascontiguousarray(x, np.float64).view(np.int64)
+    return np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
+
+
+def bisect(lo, hi, is_below):
+    """Over the floats between two, as they are counted: exact after 64 steps, whatever the scale."""
+    lo, hi = to_key(lo), to_key(hi)
+    for _ in range(64):
+        middle = (lo >> 1) + (hi >> 1) + (lo & hi & 1)
+        below = is_below(from_key(middle))
+        lo, hi = np.where(below, middle, lo), np.where(below, hi, middle)
+    return from_key(hi)
+
+
+class Curve(NamedTuple):
+    """S, its slope and its inverse."""
+
+    p: float
+    two_sided: bool
+
+    @property
+    def zero(self):
+        return -1.0 if self.two_sided else 0.0
+
+    @property
+    def e(self):
+        """1/(p - 1); a whole number where p was meant so and rounded, as in 1.1 or 4/3."""
+        e = 1 / (self.p - 1)
+        return round(e) if abs(e - round(e)) < 1e-12 * e else e
+
+    def __call__(self, t):
+        e = self.e
+        if not self.two_sided:
+            t = np.maximum(t, 0.0)
+            y = t**e
+            return y, np.where(t > 0, e * y / np.where(t > 0, t, 1.0), 0.0)
+        away = np.minimum(np.abs(t), 1.0)
+        y = self._half(away)
+        rest = 2 - self.p
+        with np.errstate(divide="ignore"):
+            slope = e / (np.where(y > 0, y, 1.0) ** -rest + (1 - y) ** -rest)
+        slope = np.where((y > 0) & (away < 1), slope, 0.0)
+        return np.where(t > 0, 1 - y, y), slope
+
+    def _half(self, away):
+        """y in [0, 1/2] with y^(p-1) - (1-y)^(p-1) = -away, by Newton's method."""
+        a = 1 / self.e
+        if a == 1:
+            return (1 - away) / 2
+        if a < 1:  # in c = y^(p-1), where the slope is between 1 and 2
+            c = np.minimum(1 - away, 0.5**a)
+            for _ in range(14):
+                y = c**self.e
+                slope = 1 + (y / (1 - y)) ** (1 - a)
+                c = np.clip(c - (c - (1 - y) ** a + away) / slope, 0.0, 0.5**a)
+            return c**self.e
+        with np.errstate(divide="ignore"):
+            y = np.minimum(-np.expm1(np.log(away) / a), 0.5)
+        for _ in range(14):
+            slope = a * (y ** (a - 1) + (1 - y) ** (a - 1))
+            y = np.clip(y - (y**a - (1 - y) ** a + away) / slope, 0.0, 0.5)
+        return y
+
+    def inverse(self, y):
+        return np.asarray(y, np.float64) ** (1 / self.e)
+
+
+class Solved(NamedTuple):
+    """t of every entry and v of its row, at the threshold."""
+
+    t: np.ndarray
+    v: np.ndarray
+
+
+class Oracle:
+    """One kind of operator on some rows."""
+
+    def __init__(self, kind: str, p: float, rows: Rows) -> None:
+        self.kind, self.rows = kind, rows
+        self.curve = Curve(p, kind == "two-sided")
+        self.curved = kind in ("magnitude", "debiased")
+        even = self.curved or kind == "sign"
+        self.sign = np.where(rows.x < 0, -1.0, 1.0) if even else np.ones_like(rows.x)
+        self.a = rows.x * self.sign
+        self.n = rows.x.shape[-1]
+        self.s = -np.sort(-self.a, axis=-1)
+        nonzero = total(self.a > 0) if self.curved else self.n
+        self.nothing = rows.k == 0
+        self.everything = (rows.k >= nonzero) & ~self.nothing & (kind != "sign")
+        self.pinned = np.zeros_like(self.nothing)
+        if kind == "sign":
+            self.pinned = self._excess(Solved(self.a / rows.lam, 0 * rows.lam)) <= 0
+        self.alone = self._alone(self.a) if self.curved else np.ones_like(self.a)
+
+    def _alone(self, a):
+        """d with S(d) + lam d = a."""
+        lam, reach = self.rows.lam, np.minimum(a / self.rows.lam, self.curve.inverse(a))
+        return bisect(0 * a, reach, lambda d: self.curve(d)[0] + lam * d < a)
+
+    def _top(self, v):
+        """The t from which on an entry is selected whole."""
+        return self.curve.inverse(v) if self.curved else np.ones_like(v)
+
+    def _excess(self, at):
+        """sum_i min(S(t_i), phi'(v)) - k phi'(v), over phi'(v)."""
+        top = self._top(at.v)
+        inside = (at.t > self.curve.zero) & (at.t < top)
+        mass = total(np.where(inside, self.curve(np.where(inside, at.t, 0.0))[0], 0.0))
+        left = self.rows.k - total(at.t >= top)
+        return np.where(mass > 0, mass / (at.v if self.curved else 1.0), 0.0) - left
+
+    def _from(self, pivot, delta):
+        away = (self.a - pivot) / self.rows.lam
+        return Solved(away + delta, pivot - self.rows.lam * delta)
+
+    def _near(self, pivot):
+        """The threshold as its distance to the pivot."""
+        far = np.full_like(pivot, LARGEST / 4)
+        most = np.minimum(pivot / self.rows.lam, far) if self.curved else far
+        is_below = lambda delta: self._excess(self._from(pivot, delta)) < 0  # noqa: E731
+        return self._from(pivot, bisect(-far, most, is_below))
+
+    def solve(self):
+        """Where k entries are whole and the others 0, in the middle between them."""
+        rows, at = self.rows, np.minimum(np.floor(self.rows.k), self.n - 1).astype(int)
+        pivot = np.take_along_axis(self.s, at, axis=-1)
+        found = self._near(pivot)
+        if self.curve.p > 2:  # S is steep at 0: every digit of the t that is nearest to it counts
+            nearest = np.argmin(np.abs(found.t - self.curve.zero), axis=-1)[:, None]
+            found = self._near(np.take_along_axis(self.a, nearest, axis=-1))
+        if self.curved:  # tiny beside the entries, v has its digits only by itself
+            small = bisect(
+                0 * pivot,
+                pivot,
+                lambda v: self._excess(Solved((self.a - v) / rows.lam, v)) > 0,
+            )
+            use = small < pivot / 1024
+            t = np.where(use, (self.a - small) / rows.lam, found.t)
+            found = Solved(t, np.where(use, small, found.v))
+        self.gap = self._gap()
+        middle = self._from(pivot, self.curve.zero - self.gap / 2)
+        hard = self.gap >= 0
+        t = np.where(hard, middle.t, found.t)
+        v = np.where(hard, middle.v, found.v)
+        t = np.where(self.pinned, self.a / rows.lam, t)
+        return Solved(t, np.where(self.pinned, 0.0, v))
+
+    def _gap(self):
+        """Between what the k-th entry and the one after it ask of a threshold, if k is whole; in t."""
+        k = np.clip(self.rows.k, 1, max(self.n - 1, 1)).astype(int)
+        last, after = (
+            np.take_along_axis(self.s, np.minimum(i, self.n - 1), -1) for i in (k - 1, k)
+        )
+        top = self._alone(last) if self.curved else 1.0
+        gap = (last - after) / self.rows.lam - top + self.curve.zero
+        return np.where((self.rows.k == k) & (self.rows.k < self.n), gap, -1.0)
+
+    def answer(self, at):
+        """y and its derivatives, for thresholds that need not be the right ones; and the block."""
+        rows, lam, k = self.rows, self.rows.lam, self.rows.k
+        top = self._top(at.v)
+        above = at.t >= top
+        inside = ((at.t > self.curve.zero) | self.pinned) & ~above
+        # Where k leaves something over, an entry at 0 stays there.
+        taken = (self.a > 0) | (rows.k >= self.n) if self.curved else np.ones_like(above)
+        above, inside = above & taken | self.everything & taken, inside & ~self.everything
+        above, inside = above & ~self.nothing, inside & ~self.nothing
+        t = np.where(inside, at.t, 0.0)
+        s, rho = (np.where(inside, value, 0.0) for value in self.curve(t))
+        if self.curve.p >= 2:  # held at 0, an entry has the slope of S there
+            rho = np.where(
+                inside & self.pinned & (t == 0), 1.0 if self.curve.p == 2 else 1e290, rho
+            )
+        g = self.sign * rows.g
+        left, size = k - total(above), total(inside)
+        b = 1.0 if self.kind == "debiased" else 0.0
+        whole, whole_x, whole_lam = np.ones_like(s), np.zeros_like(s), np.zeros_like(s)
+        if self.kind == "debiased":
+            whole, whole_x = self.a, np.ones_like(s)
+        elif self.curved:
+            whole, slope = self.curve(self.alone)
+            at_zero = 0.0 if self.curve.e > 1 else 1.0 if self.curve.e == 1 else 1e290
+            slope = np.where(self.alone > 0, slope, at_zero)
+            whole_x = slope / (slope + lam)
+            whole_lam = -self.alone * whole_x
+        y = np.where(above, whole, np.where(inside, s + b * lam * t, 0.0))
+
+        flat = total(rho) + (lam * np.maximum(left, 0.0) if self.curved else 0.0)
+        moves = (flat > 0) & ~self.pinned
+        flat = np.where(moves, flat, 1.0)
+        mean = np.where(moves, total((rho + b * lam * inside) * g) / flat, 0.0)
+        share = np.where(moves, total(rho * t) / flat, 0.0)
+        dx = rho / lam * (g - mean) + b * inside * g
+        if not self.curved:
+            dx = np.where((size == 1) & ~self.pinned, 0.0, dx)
+        fractional = (left > 0) & (left < size) & ~self.pinned
+        # v, as what is shared says it: where t is off by roundings, so is it.
+        prime = np.where(left > 0, total(s) / np.where(left > 0, left, 1.0), at.v)
+        prime = prime if self.curved else 1.0
+        dk = np.where(fractional, prime * mean, 0.0)
+        of_lam = np.where(inside, -rho / lam * (t - share) + b * share, 0.0)
+        of_lam = np.where((size == 1) & ~self.pinned & (not self.curved), 0.0, of_lam)
+        dlam = total(g * np.where(above, whole_lam, of_lam))
+        dx = np.where(above, whole_x * g, dx)
+        # What each is a sum or a difference of: roundings are relative to that.
+        sizes = np.abs(g) + total(rho * np.abs(g)) / np.where(total(rho) > 0, total(rho), 1.0)
+        terms = Answer(
+            np.abs(y),
+            np.where(inside, rho / lam * sizes, 0.0) + np.abs(dx),
+            np.where(fractional, total((rho + b * lam * inside) * np.abs(g)) * prime / flat, 0.0),
+            total(
+                np.where(
+                    inside,
+                    rho / lam * (np.abs(t) + np.abs(share) + top) * sizes,
+                    np.abs(g * whole_lam),
+                )
+            )
+            + total(np.abs(g * of_lam) + b * np.abs(g * t)),
+        )
+        found = Answer(self.sign * y, self.sign * dx, dk, dlam)
+        return found, terms, inside, above, (s, rho, left)
+
+    def bounds(self, eps: float, rounding: float) -> Bounds:
+        """For a computation with this precision, whose results are rounded to ``rounding``."""
+        rows, at = self.rows, self.solve()
+        answer, terms, inside, above, (s, rho, left) = self.answer(at)
+        prime = np.abs(at.v) if self.curved else np.ones_like(at.v)
+        # The threshold: each t has roundings of its own, the equation those of its terms.
+        mass = total(s)
+        of_t = eps * (self._top(prime) + np.where(inside, np.abs(at.t), 0.0).max(-1, keepdims=True))
+        residual = eps * np.maximum(rows.k, 1.0) * prime
+        if self.curved and self.curve.e != 1:
+            residual = np.minimum(
+                residual, 16 * eps * np.maximum(mass, np.maximum(left, 0) * prime)
+            )
+        steepness = total(rho) + (rows.lam * np.maximum(left, 0.0) if self.curved else 0.0)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            by_slope = np.where(steepness > 0, residual / steepness, np.inf)
+            of_row = of_t + np.minimum(by_slope, self.curve.inverse(residual))
+        of_row = np.where(
+            self.pinned, eps * np.minimum(np.abs(at.t).max(-1, keepdims=True), 1), of_row
+        )
+        steep = eps * (1 + self.curve.e)  # t^e has so many roundings of t
+        slack = [steep * v + rounding * np.abs(a) for v, a in zip(terms, answer, strict=True)]
+        slack[0] = slack[0] + (0.0 if self.curved else eps)
+        jumps = (self.gap >= 0) & (self.gap <= 8 * of_row)
+        if self.curve.p > 2:  # no closer to 0 are the slopes of S told from each other
+            least = 1e-130 if eps < 1e-10 else 1e-17
+            jumps = jumps | (inside & (at.t - self.curve.zero < least)).any(-1, keepdims=True)
+        for by in (of_row, -of_row):
+            moved = Solved(
+                at.t + by, np.maximum(at.v - rows.lam * by, 0 * at.v) if self.curved else at.v
+            )
+            other, _, also_inside, also_above, _ = self.answer(moved)
+            jumps = jumps | ((inside != also_inside) | (above != also_above)).any(-1, keepdims=True)
+            slack = [d + 2 * np.abs(o - a) for d, o, a in zip(slack, other, answer, strict=True)]
+        return Bounds(answer, Answer(*slack), jumps, mass)

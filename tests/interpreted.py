@@ -1,0 +1,78 @@
+"""For the tests of the Triton kernels: under Triton's interpreter on CPU tensors, and compiled for GPUs
+that are not here. The interpreter has neither the hardware's division and powers, nor its threads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sparsetopk.torch._triton import launch, state
+
+DEVICE = os.environ["SPARSETOPK_DEVICE"]
+on_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="looks at the kernels on CPU tensors")
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    """Tensors on the device take the kernels; on the CPU, where they are interpreted, many rows in a
+    program. NumPy does not warn of what they may do."""
+    monkeypatch.setattr(state, "is_served", lambda x: x.device.type == DEVICE)
+    if DEVICE != "cpu":
+        yield
+        return
+    monkeypatch.setattr(launch, "_ENTRIES", 1 << 16)
+    monkeypatch.setattr(launch, "_LANES", 1 << 10)
+    with np.errstate(all="ignore"):
+        yield
+
+
+@contextlib.contextmanager
+def by_the_core():
+    """Nothing takes the kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state, "is_served", lambda x: False)
+        yield
+
+
+def both(f, *inputs, g):
+    """Value and derivatives in all inputs, by the kernels on the device and by the core."""
+
+    def run(device="cpu"):
+        live = [v.detach().to(device, copy=True).requires_grad_() for v in inputs]
+        y = f(*live)
+        return [v.cpu() for v in (y.detach(), *torch.autograd.grad(y, live, g.to(device)))]
+
+    found = run(DEVICE)
+    with by_the_core():
+        return found, run()
+
+
+def assert_near(found, want, tol, scale=1.0):
+    """Also that NaN is where it must be."""
+    found, want = found.double(), want.double()
+    assert torch.equal(found.isnan(), want.isnan())
+    error = (found - want).nan_to_num(0.0).abs() / scale
+    assert float(error.max()) <= tol, float(error.max())
+
+
+def compile_all(requests):
+    """By a process of its own, as this one interprets kernels."""
+    script = Path(__file__).with_name("triton_compiled.py")
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, script],
+        input=json.dumps(requests),
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

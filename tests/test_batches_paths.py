@@ -1,0 +1,151 @@
+"""The thousands of rows of ``test_batches``, by the ways in which a row is not one array of one call:
+over shards, over many tensors, and in compiled graphs; against the same float64."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sparsetopk._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator, exponent
+from test_batches import (
+    EPS32,
+    EPS64,
+    KINDS,
+    PS,
+    assert_close,
+    batch,
+    function,
+    options,
+)
+
+pytestmark = pytest.mark.slow
+every_p = pytest.mark.parametrize("p", PS)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+OPS = {"mask": MASK, "two-sided": TWO_SIDED, "sign": SIGN}
+
+
+class Ranks:
+    """Threads as ranks: what a ``torch.distributed`` group does for them, without processes."""
+
+    def __init__(self, size):
+        self.size, self.barrier, self.values = size, threading.Barrier(size), [None] * size
+
+    def all(self, rank, value):
+        self.values[rank] = value
+        self.barrier.wait()
+        found = list(self.values)
+        self.barrier.wait()
+        return found
+
+
+class Shared:
+    """Of one of them; the methods of ``_spread.groups.Shared``."""
+
+    def __init__(self, ranks, rank):
+        self.ranks, self.rank, self.size = ranks, rank, ranks.size
+
+    def gather(self, values):
+        return torch.stack(self.ranks.all(self.rank, values.detach().clone()))
+
+    def sum(self, values):
+        return self.gather(values).sum(dim=0)
+
+
+def by_shards_of_torch(kind, p, at, dtype, sizes):
+    from sparsetopk.torch._rows.arguments import Rows
+    from sparsetopk.torch._spread import sharded
+
+    operator = Operator(OPS.get(kind, MAGNITUDE), exponent(p), kind == "debiased")
+    x, g = (torch.from_numpy(v).to(dtype).split(sizes, dim=-1) for v in (at.x, at.g))
+    k, lam = torch.from_numpy(at.k), torch.from_numpy(at.lam)
+    ranks = Ranks(len(sizes))
+
+    def of_rank(rank):
+        try:
+            here = x[rank].clone().requires_grad_()
+            y = sharded.evaluate(Rows.of("x", here, -1), k, lam, operator, Shared(ranks, rank))
+            return y.detach(), torch.autograd.grad(y, here, g[rank])[0]
+        except BaseException:
+            ranks.barrier.abort()  # so that the others do not wait for this one
+            raise
+
+    with ThreadPoolExecutor(len(sizes)) as pool:
+        parts = list(pool.map(of_rank, range(len(sizes))))
+    return tuple(torch.cat(v, dim=-1).double().numpy() for v in zip(*parts, strict=True))
+
+
+@every_p
+@every_kind
+@pytest.mark.parametrize("bits", [32, 64])
+def test_shards_of_torch(kind, p, bits):
+    """Histograms take 2048 buckets for every row, however short: 4,000 rows of each kind."""
+    dtype, eps = (torch.float32, EPS32) if bits == 32 else (torch.float64, EPS64)
+    for n, sizes in ((64, [40, 0, 24]), (9, [4, 5]))[bits == 64 :]:
+        found = by_shards_of_torch(kind, p, batch(kind, p, n), dtype, sizes)
+        assert_close(found, kind, p, n, eps)
+
+
+@every_p
+@every_kind
+def test_shards_of_jax(kind, p):
+    """Shards are an axis of ``vmap``, which has the collectives of a mesh."""
+    jax = pytest.importorskip("jax")
+    st = pytest.importorskip("sparsetopk.jax")
+    at, shards = batch(kind, p, 33), 3
+
+    def cut(v):
+        return jax.numpy.asarray(v.reshape(len(v), shards, -1).swapaxes(0, 1), np.float32)
+
+    def both(x, g):
+        k, lam = (jax.numpy.asarray(v, np.float32) for v in (at.k, at.lam))
+        f = lambda x: function(st, kind)(x, k, lam, axis_name="shard", **options(kind, p))  # noqa: E731
+        y, pull = jax.vjp(f, x)
+        return y, pull(g)[0]
+
+    found = jax.jit(jax.vmap(both, axis_name="shard"))(cut(at.x), cut(at.g))
+    found = (np.asarray(v, np.float64).swapaxes(0, 1).reshape(at.x.shape) for v in found)
+    assert_close(tuple(found), kind, p, 33, EPS32)
+
+
+@every_p
+@pytest.mark.parametrize("kind", ["magnitude", "debiased"])
+def test_many_tensors(kind, p):
+    """One row to a call: a tenth of the rows."""
+    import sparsetopk.torch as st
+
+    n, sizes = 64, [1, 40, 0, 23]
+    at = batch(kind, p, n)
+    xs, gs = (torch.from_numpy(v).float() for v in (at.x, at.g))
+    found = []
+    for x, k, lam, g in zip(xs, at.k[:, 0], at.lam[:, 0], gs, strict=True):
+        pieces = [piece.clone().requires_grad_() for piece in x.split(sizes)]
+        ys = st.topk_mag_multi(pieces, float(k), float(lam), **options(kind, p))
+        dx = torch.autograd.grad(ys, pieces, g.split(sizes))
+        found.append((torch.cat(ys).detach(), torch.cat(dx)))
+    y, dx = (torch.stack(v).double().numpy() for v in zip(*found, strict=True))
+    assert_close((y, dx), kind, p, n, EPS32)
+
+
+@every_p
+@every_kind
+def test_compiled_graphs(kind, p):
+    import sparsetopk.torch as st
+
+    torch.compiler.reset()  # it gives up after so many operators of one line
+    f = torch.compile(
+        lambda x, k, lam: function(st, kind)(x, k, lam, **options(kind, p)),
+        fullgraph=True,
+        backend="aot_eager",  # Inductor calls the same operators
+    )
+    at = batch(kind, p, 33)
+    x, k, lam, g = (torch.from_numpy(v) for v in at)
+    x = x.float().requires_grad_()
+    y = f(x, k, lam)
+    dx = torch.autograd.grad(y, x, g.float())[0]
+    assert_close((y.detach().double().numpy(), dx.double().numpy()), kind, p, 33, EPS32)
