@@ -142,6 +142,80 @@ def operator_table(seconds: float) -> list[dict[str, Any]]:
     return results
 
 
+SMALL = [(1, 100, 10), (8, 128, 8), (1, 1000, 10), (64, 1000, 10), (65536, 8, 2), (1024, 400, 28)]
+
+
+def hard_table(seconds: float) -> list[dict[str, Any]]:
+    """From which size on the relaxed top-k costs less than the hard one, without and with a backward."""
+    results = []
+    print("\ntopk_mask over torch.topk, each forward, and each forward + backward")
+    for rows, n, k in SMALL:
+        x, f = torch.randn(rows, n), mask(k)
+        hard = lambda x, k=k: torch.topk(x, k, sorted=False).values  # noqa: E731
+        contestants = {"hard": hard, "relaxed": f}
+        both = {f"{name} f + b": gradient(f, x) for name, f in contestants.items()}
+        alone = {name: lambda f=f, x=x: f(x) for name, f in contestants.items()}
+        times = best({**alone, **both}, seconds)
+        forward, with_backward = (
+            times[f"relaxed{what}"] / times[f"hard{what}"] for what in ("", " f + b")
+        )
+        print(f"{f'{rows} x {n}, k = {k}':24s} {forward:6.2f} {with_backward:7.2f}", flush=True)
+        results.append({"rows": rows, "n": n, "k": k, "ms": times})
+    return results
+
+
+class _Nothing(torch.autograd.Function):
+    """What every operator costs that has a derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(g)
+
+
+def compiled_table(seconds: float) -> list[dict[str, Any]]:
+    """Eager and compiled side by side, with an operator that does nothing."""
+    results = []
+    print("\neager and compiled, in milliseconds; seconds to compile forward and backward")
+    print(f"{'':34s} forward          forward + backward    compile")
+    for rows, n, k in ((64, 1000, 10), (4096, 64, 8), (16, 65536, 64)):
+        x, labels = torch.randn(rows, n), torch.randint(n, (rows,))
+        contestants: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "nothing": _Nothing.apply,
+            "topk_mask": mask(k),
+            "topk_mag": lambda x, k=k: st.topk_mag(x, k, LAM),
+            "topk_select": lambda x, k=k: st.topk_select(x, k, LAM).values,
+            "topk_loss": lambda x, k=k, t=labels: st.topk_loss(x, t, k),
+            "soft_rank": st.soft_rank,
+        }
+        for name, f in contestants.items():
+            torch._dynamo.reset()
+            compiled = torch.compile(f, fullgraph=True)
+            start = time.perf_counter()
+            both = gradient(compiled, x)
+            both()
+            took = time.perf_counter() - start
+            times = best(
+                {
+                    "forward": lambda f=f, x=x: f(x),
+                    "compiled forward": lambda f=compiled, x=x: f(x),
+                    "f + b": gradient(f, x),
+                    "compiled f + b": both,
+                },
+                seconds,
+            )
+            ms = [f"{value:8.3f}" for value in times.values()]
+            print(
+                f"{f'{rows} x {n}':14s}{name:12s}{ms[0]} {ms[1]}   {ms[2]} {ms[3]}  {took:8.1f}",
+                flush=True,
+            )
+            results.append({"rows": rows, "n": n, "k": k, "name": name, "ms": times, "s": took})
+    return results
+
+
 def overhead(seconds: float) -> dict[str, float]:
     """One call on 1 x 1000, over an operator that does nothing, through the same library."""
     library = torch.library.Library("sparsetopk_benchmark", "DEF")
@@ -242,6 +316,8 @@ def main() -> None:
         "versions": {"torch": torch.__version__, "sparsetopk": sparsetopk.__version__},
         "shapes": shape_table(arguments.seconds),
         "operators": operator_table(arguments.seconds),
+        "hard": hard_table(arguments.seconds),
+        "compiled": compiled_table(arguments.seconds),
         "overhead": overhead(arguments.seconds),
         "peers": peers(arguments.seconds),
         "memory beyond the output, share of x": memory(),

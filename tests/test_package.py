@@ -8,6 +8,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ OF_FRAMEWORKS = {
         "topk_threshold",
         "prune_params",
         "sparsity",
+        "export_checks",
     ),
     *("select_tokens", "topk_attention", "SelectedTokens"),
 }
@@ -66,7 +68,11 @@ def test_public_names_have_the_signature_of_numpy(framework, axis):
 
 @pytest.mark.parametrize(
     ("module", "modules"),
-    [("sparsetopk", set()), ("sparsetopk.torch", set()), ("sparsetopk.jax", {"moe", "prune"})],
+    [
+        ("sparsetopk", set()),
+        ("sparsetopk.torch", set()),
+        ("sparsetopk.jax", {"moe", "prune", "selectors"}),
+    ],
 )
 def test_internals_have_an_underscore(module, modules):
     """In a new process: what is imported later becomes an attribute too."""
@@ -166,6 +172,17 @@ def test_demo_draws_the_picture_and_prints_the_tables(tmp_path, capsys, monkeypa
     assert float(masks["two-sided p = 3/2"][4]) < 0.01
     for method in ("hard", "smooth"):
         assert networks[method][-1] == "10.0 %"
+
+
+def test_the_version_is_the_same_everywhere():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for path, line in (
+        ("CITATION.cff", f"version: {version}"),
+        ("CHANGELOG.md", f"## [{version}]"),
+        ("conda/recipe.yaml", f'version: "{version}"'),
+    ):
+        if (ROOT / path).exists():  # beside an installed wheel there are tests and docs alone
+            assert line in (ROOT / path).read_text(), path
 
 
 def test_info(capsys):

@@ -63,13 +63,17 @@ def check_padding(name, y, atol):
 
 @pytest.mark.parametrize(("p", "descending"), SETTINGS)
 @pytest.mark.parametrize("name", ["soft_sort", "soft_rank"])
-def test_in_torch(name, p, descending):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_in_torch(name, p, descending, compiled):
     torch = pytest.importorskip("torch")
     import sparsetopk.torch as st
 
     expected, dx, dlam = alone(name, p, descending)
     known = ~np.isnan(expected)
     f = lambda x, lam: getattr(st, name)(x, lam, p=p, descending=descending)  # noqa: E731
+    if compiled:
+        torch._dynamo.reset()
+        f = torch.compile(f, backend="aot_eager", fullgraph=True)
     x, lam = (torch.tensor(v, requires_grad=True) for v in (X, LAM))
     y = f(x, lam)
     y.backward(torch.from_numpy(np.where(known, DY, 0.0)))

@@ -25,6 +25,7 @@ from sparsetopk._maths.operator import Operator
 from sparsetopk.torch._triton import (
     backward,
     forward,
+    lam,
     launch_long,
     long,
     long_backward,
@@ -43,6 +44,7 @@ _KERNELS = {
     "select_backward": select.select_backward_kernel,
     "slots": select.slots_kernel,
     "pav": pav.pav_kernel,
+    "lam": lam.lam_kernel,
 }
 _LONG = {
     "sample": long.sample_kernel,

@@ -127,7 +127,9 @@ def check_class_weights(shape: tuple[int, ...], n: int) -> None:
 def check_positive_int(name: str, value: object, at_most: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} must be an int, got {show(value)}")
-    if value < 1 or (at_most is not None and value > at_most):
+    # An array that is exported may have a length that is not known yet.
+    limit = at_most if isinstance(at_most, int) else None
+    if value < 1 or (limit is not None and value > limit):
         bounds = "at least 1" if at_most is None else f"in [1, {at_most}]"
         raise ValueError(f"{name} must be {bounds}, got {value}")
     return int(value)

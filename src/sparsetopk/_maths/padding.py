@@ -19,7 +19,7 @@ def ranking(xp: Any, x: Array, lam: Array, exponent: float, descending: bool) ->
     """
     z, padded = (-x if descending else x), x == -xp.inf
     top = _finite(xp, xp.largest(xp.where(padded, -xp.inf, xp.stop_gradient(z))))
-    apart = 2.0 * xp.stop_gradient(lam) * float(x.shape[-1]) ** (1.0 / exponent)
+    apart = 2.0 * xp.stop_gradient(lam) * _length(xp, x) ** (1.0 / exponent)
     return xp.where(padded, _bounded(xp, top + xp.abs(top) + 1.0 + apart), z)
 
 
@@ -33,18 +33,23 @@ class Sorting(NamedTuple):
 
 def sorting(xp: Any, x: Array, lam: Array, exponent: float, descending: bool) -> Sorting:
     """Padding is below the smallest entry, and has places at the end that rho keeps apart."""
-    padded, n = x == -xp.inf, x.shape[-1]
+    padded = x == -xp.inf
     still = xp.stop_gradient(x)
     high = _finite(xp, xp.largest(xp.where(padded, -xp.inf, still)))
     least = _finite(xp, -xp.largest(xp.where(padded, -xp.inf, -still)))
     low = _bounded(xp, least - xp.abs(least) - 1.0)
     there = xp.index(x) < xp.total(~padded)
     place = xp.astype(xp.index(x), x.dtype)
-    rho = n - place if descending else place + 1.0
+    rho = _length(xp, x) - place if descending else place + 1.0
     p_1 = 1.0 / exponent
     apart = xp.sign(high) * xp.abs(high) ** p_1 - xp.sign(low) * xp.abs(low) ** p_1
     last = _bounded(xp, -2.0 * xp.stop_gradient(lam) * apart)
     return Sorting(xp.where(there, rho, last), xp.where(padded, low, x), there)
+
+
+def _length(xp: Any, x: Array) -> Array:
+    """n, as an array: it may be known only later."""
+    return xp.astype(xp.index(x)[-1:] + 1, x.dtype)
 
 
 def _finite(xp: Any, x: Array) -> Array:

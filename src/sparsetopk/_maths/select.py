@@ -13,7 +13,7 @@ Array = Any
 
 # The search for lam: by this factor up and down from the scale of the row, so often; then bisections
 # of its logarithm.
-_STEP, _STEPS, _BISECTIONS = 16.0, 40, 30
+STEP, STEPS, BISECTIONS = 16.0, 40, 30
 
 
 def default_capacity(k: float, n: int, hard: bool = False) -> int:
@@ -141,11 +141,11 @@ def _smallest(xp: Any, enough: Callable[[Array], Array], scale: Array) -> Array:
             return _Walk(xp.where(done, at.lam, further), found, missed, done)
 
         first = _Walk(scale, found, missed, xp.zeros_like(scale, dtype=bool))
-        end = xp.while_loop(lambda at: ~at.done, step, first, _STEPS)
+        end = xp.while_loop(lambda at: ~at.done, step, first, STEPS)
         return end.found, end.missed
 
-    found, missed = walk(scale, scale, _STEP, True)
-    found, missed = walk(found, missed, 1.0 / _STEP, False)
+    found, missed = walk(scale, scale, STEP, True)
+    found, missed = walk(found, missed, 1.0 / STEP, False)
 
     def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         lo, hi = ends
@@ -154,5 +154,5 @@ def _smallest(xp: Any, enough: Callable[[Array], Array], scale: Array) -> Array:
         return xp.where(holds, lo, middle), xp.where(holds, middle, hi)
 
     ends = xp.log(xp.minimum(missed, found)), xp.log(found)
-    _, hi = xp.repeat(_BISECTIONS, halve, ends)
+    _, hi = xp.repeat(BISECTIONS, halve, ends)
     return xp.where(enough(found), xp.exp(hi), scale)

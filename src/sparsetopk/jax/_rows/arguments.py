@@ -74,7 +74,7 @@ def check_number(name: str, value: object) -> None:
 
 
 def check_k(k: Number, n: int) -> None:
-    if is_readable(k):
+    if is_readable(k) and isinstance(n, int):  # which it is not where any length is exported
         values = np.asarray(k, dtype=np.float64)
         bad = ~((values >= 0) & (values <= n))
         if bad.any():

@@ -11,6 +11,7 @@ from itertools import chain, count
 from typing import Any
 
 import jax
+import jax.export
 from jax.interpreters import mlir
 
 from ..._core import native
@@ -25,6 +26,16 @@ for _name, _handler in _HANDLERS.items():
 def available() -> bool:
     """Whether the core was built with these calls."""
     return bool(_HANDLERS)
+
+
+def export_checks() -> list[jax.export.DisabledSafetyCheck]:
+    """What ``jax.export.export(..., disabled_checks=...)`` must be told for the CPU: that the calls of
+    the compiled core will be there where the program runs, as they are where ``sparsetopk.jax`` of
+    this version is imported. JAX itself guarantees that of its own calls alone.
+
+    >>> f = jax.export.export(jax.jit(lambda x: x), disabled_checks=export_checks())
+    """
+    return [jax.export.DisabledSafetyCheck.custom_call(name) for name in _HANDLERS]
 
 
 def lower(name: str, context: Any, *operands: Any, **attributes: Any) -> Sequence[Any]:

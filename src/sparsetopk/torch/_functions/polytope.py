@@ -14,11 +14,13 @@ Common to all of them:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..._checks import check_exponent, check_phi, check_solver
+from ..._core import native
 from ..._maths import padding
 from ..._maths.dykstra import RULE, StoppingRule
 from ..._maths.isotonic import PHI_NAMES, Solved
@@ -26,6 +28,8 @@ from ..._maths.operator import Operator
 from ..._maths.scalars import Phi
 from ..._types import IsotonicSolver, PhiName, SolverOptions
 from .._fused import isotonic as fused_isotonic
+from .._fused import traced
+from .._fused.kernels import check_not_onnx
 from .._rows.arguments import (
     Dim,
     Number,
@@ -274,18 +278,7 @@ def soft_sort(
     >>> soft_sort(torch.tensor([0.1, 0.9, 0.5]), lam=0.1)
     tensor([0.9000, 0.5000, 0.1000])
     """
-    rows = Rows.of("x", x, dim)
-    setting, lam_rows = Setting.of(p, "identity", solver, solver_options, x, lam), _lam(rows, lam)
-    if x.numel() == 0:
-        return without_entries(x, lam)
-    rho = _rho(rows, descending).expand(rows.data.shape)
-    y = _fused(rho, rows.data, lam_rows, setting, x.dtype)
-    if y is None:
-        data, e = rows.data.to(lam_rows.dtype), setting.exponent
-        rho, w, there = padding.sorting(xp, data, lam_rows, e, descending)
-        relaxed = relax_rows(rho, w, lam_rows, setting, _floor(x.dtype))
-        y = torch.where(there | relaxed.invalid, relaxed.y(), -torch.inf)
-    return rows.restore(y)
+    return _ordered(x, lam, p, descending, dim, solver, solver_options, False)
 
 
 @over_dims
@@ -309,14 +302,111 @@ def soft_rank(
     >>> soft_rank(torch.tensor([0.1, 0.9, 0.5]), lam=0.1)
     tensor([3., 1., 2.])
     """
+    return _ordered(x, lam, p, descending, dim, solver, solver_options, True)
+
+
+def _ordered(
+    x: Tensor,
+    lam: Number,
+    p: float,
+    descending: bool,
+    dim: Dim,
+    solver: IsotonicSolver,
+    options: SolverOptions | None,
+    rank: bool,
+) -> Tensor:
+    """The relaxed rank, or sort, with its arguments checked."""
     rows = Rows.of("x", x, dim)
-    setting, lam_rows = Setting.of(p, "identity", solver, solver_options, x, lam), _lam(rows, lam)
+    setting, lam_rows = Setting.of(p, "identity", solver, options, x, lam), _lam(rows, lam)
     if x.numel() == 0:
         return without_entries(x, lam)
-    z = -rows.data if descending else rows.data
-    y = _fused(z, _rho(rows), lam_rows, setting, x.dtype)
-    if y is None:
-        data, e = rows.data.to(lam_rows.dtype), setting.exponent
-        z = padding.ranking(xp, data, lam_rows, e, descending)
-        y = relax_rows(z, _rho(rows), lam_rows, setting, _floor(x.dtype)).y()
-    return rows.restore(y)
+    if native is not None and setting.rule is None and traced.takes(x, lam):
+        number = 0.0 if isinstance(lam, Tensor) else float(lam)
+        given = lam if isinstance(lam, Tensor) else None
+        return torch.ops.sparsetopk.ordered(x, given, number, p, descending, rows.dim, rank)
+    return rows.restore((_ranks if rank else _sorts)(rows, lam_rows, setting, descending))
+
+
+def _sorts(rows: Rows, lam: Tensor, setting: Setting, descending: bool) -> Tensor:
+    dtype, rho = rows.x.dtype, _rho(rows, descending).expand(rows.data.shape)
+    y = _fused(rho, rows.data, lam, setting, dtype)
+    if y is not None:
+        return y
+    data, e = rows.data.to(lam.dtype), setting.exponent
+    rho, w, there = padding.sorting(xp, data, lam, e, descending)
+    relaxed = relax_rows(rho, w, lam, setting, _floor(dtype))
+    return torch.where(there | relaxed.invalid, relaxed.y(), -torch.inf)
+
+
+def _ranks(rows: Rows, lam: Tensor, setting: Setting, descending: bool) -> Tensor:
+    dtype, rho = rows.x.dtype, _rho(rows)
+    y = _fused(-rows.data if descending else rows.data, rho, lam, setting, dtype)
+    if y is not None:
+        return y
+    z = padding.ranking(xp, rows.data.to(lam.dtype), lam, setting.exponent, descending)
+    return relax_rows(z, rho, lam, setting, _floor(dtype)).y()
+
+
+# Both as one operator, which compiled graphs call. Its backward solves again: what a solution leaves for
+# it is several times the size of x.
+_library = torch.library.Library("sparsetopk", "FRAGMENT")
+_ASKED = "Tensor? lam, float lam_number, float p, bool descending, int dim, bool rank"
+_library.define(f"ordered(Tensor x, {_ASKED}) -> Tensor")
+_library.define(f"ordered_backward(Tensor x, Tensor g, {_ASKED}) -> (Tensor, Tensor)")
+
+
+def _ordered_again(
+    x: Tensor,
+    lam: Tensor | None,
+    lam_number: float,
+    p: float,
+    descending: bool,
+    dim: int,
+    rank: bool,
+) -> Tensor:
+    rows, number = Rows("x", x, dim), lam_number if lam is None else lam
+    setting = Setting.of(p, "identity", "pav", None, x, number)
+    y = (_ranks if rank else _sorts)(rows, rows.per_row(number), setting, descending)
+    return rows.restore(y).contiguous()
+
+
+def _ordered_shapes(x: Tensor, *_: Any) -> Tensor:
+    check_not_onnx()
+    return x.new_empty(x.shape)
+
+
+def _ordered_backward(
+    x: Tensor, g: Tensor, lam: Tensor | None, *asked: Any
+) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        lam = None if lam is None else lam.detach().requires_grad_()
+        y = _ordered_again(x, lam, *asked)
+        found = torch.autograd.grad(y, [x] if lam is None else [x, lam], g)
+    return found[0].contiguous(), x.new_empty(0) if lam is None else found[1].contiguous()
+
+
+def _ordered_backward_shapes(
+    x: Tensor, g: Tensor, lam: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(0) if lam is None else lam.new_empty(lam.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, lam, *ctx.rest = inputs
+    ctx.save_for_backward(x, lam)
+
+
+def _derivative(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    x, lam = ctx.saved_tensors
+    dx, dlam = torch.ops.sparsetopk.ordered_backward(x, g, lam, *ctx.rest)
+    return dx, None if lam is None else dlam, *[None] * len(ctx.rest)
+
+
+_library.impl("ordered", _ordered_again, "CPU")
+_library.impl("ordered", _ordered_shapes, "Meta")
+_library.impl("ordered_backward", _ordered_backward, "CPU")
+_library.impl("ordered_backward", _ordered_backward_shapes, "Meta")
+torch.library.register_autograd(
+    "sparsetopk::ordered", _derivative, setup_context=_save, lib=_library
+)

@@ -321,6 +321,8 @@ def choose_lam(
     if x.numel() == 0:
         return rows.unflatten(torch.ones_like(k_rows))
     operator = Operator(_op(magnitude, two_sided), e)
+    if on_gpu.takes(rows, operator):
+        return rows.unflatten(on_gpu.choose_lam(rows, k, operator, fractional).to(k_rows.dtype))
     lam = _choose(rows, k_rows, None if isinstance(k, Tensor) else k, operator, fractional)
     bad = ~rows.data.isfinite() if magnitude else rows.data.isnan()
     invalid = (row_sum(bad) > 0) | ~((k_rows >= 0) & (k_rows <= rows.n))

@@ -16,6 +16,7 @@ from ..._maths.operator import MAGNITUDE, MASK, Operator
 from . import compute_dtype, is_long
 from .backward import backward_kernel
 from .forward import forward_kernel
+from .lam import lam_kernel
 from .pav import pav_kernel
 from .select import select_backward_kernel, select_kernel, slots_kernel
 from .state import meta
@@ -363,3 +364,12 @@ def pav(
             n if len(w) > 1 else 0, PHI=phi, LANES=_LANES, num_warps=1,
         )  # fmt: skip
     return d, block, paired
+
+
+def choose_lam(x: Tensor, k: Number, operator: Operator, wanted: int) -> Tensor:
+    """The smallest lam (m) that leaves so many entries of rows x (m, n) fractional."""
+    lam = x.new_empty(len(x), dtype=compute_dtype(x.dtype, operator))
+    settings = _settings(x, k, 1.0, operator, lam)
+    only = {key: v for key, v in settings.items() if key in lam_kernel.arg_names}
+    _run(lam_kernel, only | {"lam_ptr": lam, "num_warps": settings["num_warps"]}, wanted=wanted)
+    return lam

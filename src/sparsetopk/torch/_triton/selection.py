@@ -12,7 +12,7 @@ from ..._maths.operator import MASK, Operator
 from .._fused.rows import cotangents
 from .._rows.arguments import Number, Rows, is_transformed
 from .._rows.differentiable import from_state
-from . import state
+from . import compute_dtype, state
 from .ops import given, sum_to
 from .state import NUMBERS, either
 
@@ -26,6 +26,9 @@ _library.define(
     f" {_ASKED}, bool in_k, bool in_lam) -> (Tensor, Tensor, Tensor)"
 )
 _library.define("rows_slots(Tensor y, int capacity) -> Tensor")
+_library.define(
+    "rows_lam(Tensor x, Tensor? k, float k_number, int op, float exponent, int wanted) -> Tensor"
+)
 
 
 def takes(rows: Rows, operator: Operator) -> bool:
@@ -54,6 +57,24 @@ def evaluate(
     values, indices, dropped, chosen = found[:4]
     chosen = rows.unflatten(chosen) if straight else chosen
     return rows.unflatten(values), rows.unflatten(indices), rows.restore_scalars(dropped), chosen
+
+
+def choose_lam(rows: Rows, k: Number, operator: Operator, wanted: int) -> Tensor:
+    """lam (m, 1), which has no derivative."""
+    x = rows.data.contiguous()
+    return torch.ops.sparsetopk.rows_lam(x, *given(rows, k), *operator[:2], wanted).unsqueeze(-1)
+
+
+def _lam(
+    x: Tensor, k: Tensor | None, k_number: float, op: int, exponent: float, wanted: int
+) -> Tensor:
+    from . import launch
+
+    return launch.choose_lam(x, either(k, k_number), Operator(op, exponent), wanted)
+
+
+def _lam_meta(x: Tensor, k: Any, k_number: float, op: int, exponent: float, wanted: int) -> Tensor:
+    return x.new_empty(x.shape[0], dtype=compute_dtype(x.dtype, Operator(op, exponent)))
 
 
 def _launchable(asked: Any) -> tuple[Any, ...]:
@@ -156,6 +177,8 @@ def _live(
 _library.impl("rows_select", _select, "CompositeExplicitAutograd")
 _library.impl("rows_select_backward", _select_backward, "CompositeExplicitAutograd")
 _library.impl("rows_slots", _slots, "CompositeExplicitAutograd")
+_library.impl("rows_lam", _lam, "CompositeExplicitAutograd")
+_library.impl("rows_lam", _lam_meta, "Meta")
 _library.impl("rows_select", _select_meta, "Meta")
 _library.impl("rows_select_backward", _backward_meta, "Meta")
 _library.impl("rows_slots", _slots_meta, "Meta")

@@ -186,7 +186,7 @@ def nth(a, i, rows, guess):
 
 
 @triton.jit
-def _ends(a):
+def finite_ends(a):
     """The smallest and the largest finite entry; 0 if there is none."""
     limit = largest(a.dtype)
     finite = (a >= -limit) & (a <= limit)
@@ -382,7 +382,7 @@ def search(a, k, frac, lam, rows, n, few, lo, hi, start, guess, OP: tl.constexpr
 @triton.jit
 def relaxed_threshold(a, k, frac, lam, rows, n, OP: tl.constexpr, E: tl.constexpr):
     """pivot and delta of the rows that are set, for lam > 0; and how many passes it took."""
-    bottom, top = _ends(a)
+    bottom, top = finite_ends(a)
     guess = normal_guess(a, bottom, top, k.to(a.dtype) + frac, OP)
     pinned = rows & False
     if OP == SIGN:
@@ -453,7 +453,7 @@ def solve(
     if HARD:
         rows = ~special & (lam == 0)
         if any_of(rows):
-            bottom, top = _ends(a)
+            bottom, top = finite_ends(a)
             guess = normal_guess(a, bottom, top, k.to(a.dtype) + frac, OP)
             boundary, left = hard_threshold(a, k, frac, rows, guess)
             pivot = tl.where(rows, boundary, pivot)

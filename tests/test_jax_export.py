@@ -1,0 +1,62 @@
+"""``jax.export``: one program for CPU, CUDA and TPU, for any number of rows of any length."""
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp
+from jax import export
+
+import sparsetopk.jax as st
+
+ANY_N = {
+    "value and gradient": jax.value_and_grad(lambda x: (st.topk(x, 5, 0.1) ** 2).sum()),
+    "two-sided, hard": lambda x: (
+        st.topk_mask(x, 5, 0.1, p=1.5, two_sided=True),
+        st.topk_mag(x, 5, 0.0),
+    ),
+    "topk_select": lambda x: st.topk_select(x, 5, 0.1, capacity=8),
+    "straight through": lambda x: st.topk_select(x, 3, 0.1, capacity=8, straight_through=True),
+    "topk_loss": lambda x: st.topk_loss(x, jnp.zeros(x.shape[:1], int), 3),
+    "token_choice": lambda x: st.token_choice(x, 2, 0.1, capacity=4),
+}
+ANY_BATCH = {
+    "soft_rank": lambda x: st.soft_rank(x, 0.1),
+    "choose_lam": lambda x: st.choose_lam(x, 5),
+}
+
+
+def round_trip(f, shape, constraints=()):
+    size = export.symbolic_shape(shape, constraints=constraints)
+    made = export.export(
+        jax.jit(f), platforms=("cpu", "cuda", "tpu"), disabled_checks=st.export_checks()
+    )(jax.ShapeDtypeStruct(size, jnp.float32))
+    assert made.platforms == ("cpu", "cuda", "tpu")
+    return export.deserialize(made.serialize())
+
+
+def check(f, program, *sizes):
+    for rows, n in sizes:
+        x = jnp.asarray(np.random.default_rng(n).normal(size=(rows, n)), jnp.float32)
+        found, expected = program.call(x), f(x)
+        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ANY_N)
+def test_any_number_of_rows_of_any_length(name):
+    program = round_trip(ANY_N[name], "b, n", ["b >= 4", "n >= 9"])
+    check(ANY_N[name], program, (4, 9), (7, 30))
+
+
+@pytest.mark.parametrize("name", ANY_BATCH)
+def test_any_number_of_rows(name):
+    check(ANY_BATCH[name], round_trip(ANY_BATCH[name], "b, 12"), (1, 12), (5, 12))
+
+
+def test_a_bad_k_makes_rows_nan_where_n_is_known_later():
+    program = round_trip(lambda x: st.topk_mask(x, 10, 0.1), "b, n")
+    assert jnp.isnan(program.call(jnp.ones((2, 9), jnp.float32))).all()
+    assert not jnp.isnan(program.call(jnp.ones((2, 10), jnp.float32))).any()
