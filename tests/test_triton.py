@@ -161,6 +161,15 @@ def test_dtypes(f, dtype):
         assert_near(a, b, rounding, b.double().abs().max().clamp_min(1.0))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_p_above_2_in_half_precision(dtype):
+    """Computed in float64, and rounded to 16 bits."""
+    x = torch.from_numpy(np.random.default_rng(6).normal(size=(20, 100))).to(dtype)
+    found, want = both(lambda x: st.topk_mask(x, 10.5, 0.1, p=3.0), x, g=x.flip(0))
+    for a, b in zip(found, want, strict=True):
+        assert_near(a, b, 3 * torch.finfo(dtype).eps, b.double().abs().max().clamp_min(1.0))
+
+
 @pytest.mark.parametrize("n", [1, 2, 5000, 16384])
 @pytest.mark.parametrize("op", ["mask", "magnitude"])
 def test_lengths(op, n):
