@@ -217,6 +217,12 @@ def test_private_functions_of_torch_stand_in_one_module():
             assert not used, (path, used)
 
 
+def test_nothing_private_of_jax_is_used():
+    package = Path(sparsetopk.__file__).parent
+    for path in package.rglob("*.py"):
+        assert not re.search(r"jax\._|jaxlib\._|from jax\.\w+ import _", path.read_text()), path
+
+
 def test_notes_of_a_release():
     path = ROOT / ".github" / "notes.py"
     if not path.exists():
