@@ -130,3 +130,11 @@ def test_a_threshold_that_starts_at_zero_is_not_held_there():
     dy = sparsetopk.topk_sign_jvp(x, 32.0, 1.0, dx=dx)
     found = sparsetopk.topk_sign_vjp(x, 32.0, 1.0, dy=g).x
     np.testing.assert_allclose((g * dy).sum(), (found * dx).sum(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("p", [2.5, 6.0])
+def test_choose_lam_leaves_as_many_fractional_for_large_p(p):
+    x = np.random.default_rng(0).normal(size=(60, 64))
+    lam = sparsetopk.choose_lam(x, 10, fractional=8, p=p)
+    y = sparsetopk.topk_mask(x, 10, lam, p=p)
+    assert (((y > 0) & (y < 1)).sum(axis=-1) >= 8).all()
