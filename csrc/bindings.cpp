@@ -9,6 +9,7 @@
 #include <exception>
 #include <initializer_list>
 #include <limits>
+#include <memory>
 #include <new>
 #include <stdexcept>
 
@@ -133,9 +134,9 @@ struct Arguments {
             pointer<sparsetopk::State>(state),
             std::size_t(threads)};
   }
-  // Whether they make sense; ``others`` are further arrays.
+  // Whether they make sense; ``others`` are further arrays, and the state unless it may be 0.
   bool known(std::initializer_list<Address> others) const {
-    if (!sound({rows, n}, {x, k, lam, state}) || !sound({rows, n}, others)) return false;
+    if (!sound({rows, n}, {x, k, lam}) || !sound({rows, n}, others)) return false;
     if (row_stride < 0 || k_stride < 0 || lam_stride < 0 || threads < 0) {
       PyErr_SetString(PyExc_ValueError, "strides and threads must be at least 0");
       return false;
@@ -159,7 +160,10 @@ PyObject* threshold_forward(PyObject*, PyObject* args) {
                         &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &y, &a.threads) ||
       !a.known({y}))
     return nullptr;
-  without_lock([&] { sparsetopk::forward(a.problem(), pointer<void>(y)); });
+  sparsetopk::Problem problem = a.problem();
+  std::unique_ptr<sparsetopk::State[]> unwanted;
+  if (problem.state == nullptr) unwanted.reset(problem.state = new sparsetopk::State[problem.rows]);
+  without_lock([&] { sparsetopk::forward(problem, pointer<void>(y)); });
   return Py_NewRef(Py_None);
 }
 
@@ -169,7 +173,7 @@ PyObject* threshold_backward(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "idpinnnKKnKnKKKKKn", &a.op, &a.exponent, &a.debias, &a.dtype, &a.rows, &a.n,
                         &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &g, &dx, &dk,
                         &dlam, &a.threads) ||
-      !a.known({g, dx}))
+      !a.known({a.state, g, dx}))
     return nullptr;
   without_lock([&] {
     sparsetopk::backward(a.problem(), pointer<const void>(g), pointer<void>(dx), pointer<double>(dk),
@@ -307,7 +311,7 @@ PyObject* threshold_loss(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "idpinnnKKnKnKKLpKKKn", &a.op, &a.exponent, &a.debias, &a.dtype, &a.rows, &a.n,
                         &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &labels, &ignored,
                         &spread, &weights, &y, &value, &a.threads) ||
-      !a.known({y, value}))
+      !a.known({a.state, y, value}))
     return nullptr;
   const sparsetopk::Problem problem = a.problem();
   const sparsetopk::Targets targets{pointer<const std::int64_t>(labels), ignored, spread != 0,
@@ -492,7 +496,7 @@ PyMethodDef methods[] = {
     {"layout", translated<layout>, METH_NOARGS, "Offsets, sizes and numbers that both sides must agree on; see _core/layout.py."},
     {"threshold_forward", translated<threshold_forward>, METH_VARARGS,
      "threshold_forward(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, "
-     "y, threads): writes y and state; see csrc/problem.hpp."},
+     "y, threads): writes y and, unless that is 0, state; see csrc/problem.hpp."},
     {"threshold_backward", translated<threshold_backward>, METH_VARARGS,
      "threshold_backward(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, "
      "g, dx, dk, dlam, threads): writes dx and, unless they are 0, dk and dlam."},

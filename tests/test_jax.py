@@ -56,11 +56,12 @@ def close(got, expected, **tolerances):
     "case", [c for c in CASES if c.p in (2.0, 1.2, 3.0) and c.operator != "topk"], ids=str
 )
 def test_both_implementations_agree(case: Case):
-    """The plain one, that of GPU and TPU, on all inputs at once, in both dtypes."""
+    """The plain one, that of GPU and TPU, on all inputs at once. Float32 with p <= 2 is that of
+    ``test_batches``, on thousands of rows."""
     x, k, lam = ROWS
     exact = case.function(sparsetopk)(x, k, lam)
     kind = _kind(case)
-    for dtype, tolerance in ((np.float64, 1e-12), (np.float32, 3e-5)):
+    for dtype, tolerance in ((np.float64, 1e-12), (np.float32, 3e-5))[: 2 if case.p > 2 else 1]:
         at = (jnp.asarray(x, dtype), jnp.floor(k).astype(int), jnp.asarray(k % 1, dtype))
         setting = threshold.Setting(kind, False)
         y = solve_in_xla(*at, jnp.asarray(lam, dtype), setting).y
@@ -177,7 +178,7 @@ def test_targets_that_a_trace_closes_over(completion, kind):
 @pytest.mark.parametrize("completion", [None, "spread", "best"])
 @pytest.mark.parametrize("kind", ["indices", "sets"])
 def test_bad_targets_that_are_traced_make_their_row_nan(completion, kind):
-    x, y = gaussian(4, 6), jnp.array([1, -100, 6, 5])
+    x, y = gaussian(4, 6), jnp.array([1, -7, 6, 5])
     if kind == "sets":
         y = jax.nn.one_hot(y, 6).at[1, 0].set(-1.0).at[2, 0].set(2.0)
     f = lambda x, y: st.topk_loss(x, y, 3, completion=completion, reduction="none")  # noqa: E731

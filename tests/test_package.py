@@ -8,6 +8,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,17 @@ def test_demo_draws_the_picture_and_prints_the_tables(tmp_path, capsys, monkeypa
         assert networks[method][-1] == "10.0 %"
 
 
+def test_the_version_is_the_same_everywhere():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for path, line in (
+        ("CITATION.cff", f"version: {version}"),
+        ("CHANGELOG.md", f"## [{version}]"),
+        ("conda/recipe.yaml", f'version: "{version}"'),
+    ):
+        if (ROOT / path).exists():  # beside an installed wheel there are tests and docs alone
+            assert line in (ROOT / path).read_text(), path
+
+
 def test_info(capsys):
     assert cli.main(["info"]) == 0
     out = capsys.readouterr().out
@@ -203,6 +215,12 @@ def test_private_functions_of_torch_stand_in_one_module():
             used = [line for line in path.read_text().splitlines() if pattern.search(line)]
             used = [line for line in used if "import" not in line]
             assert not used, (path, used)
+
+
+def test_nothing_private_of_jax_is_used():
+    package = Path(sparsetopk.__file__).parent
+    for path in package.rglob("*.py"):
+        assert not re.search(r"jax\._|jaxlib\._|from jax\.\w+ import _", path.read_text()), path
 
 
 def test_notes_of_a_release():

@@ -63,7 +63,7 @@ def test_the_verdict_names_a_rival_that_is_better():
     ours, rival = "p = 2 straight-through", "LapSum"
     for of_ours, word in (([50.0, 52.0], "worse"), ([88.0, 91.0], "within one standard error")):
         said = page.verdict(result(**{ours: of_ours, rival: [90.0, 90.5]}))
-        assert said.startswith("Best: LapSum (90.2 ± 0.2 %)")
+        assert said.startswith("Best: LapSum (90.25 ± 0.25 %)")
         assert word in said
     assert "one of ours" in page.verdict(result(**{ours: [95.0, 96.0], rival: [90.0, 90.0]}))
 

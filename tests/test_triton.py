@@ -33,7 +33,12 @@ def of_table(case):
     return case.function(st), x, k, lam, g
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+def in_the_rest(case):
+    """Other p are in ``test_twenty_thousand_rows`` too."""
+    return pytest.param(case, marks=[] if case.p in (2.0, 1.5, 3.0) else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("case", [in_the_rest(case) for case in CASES], ids=str)
 def test_case_table(case):
     f, x, k, lam, g = of_table(case)
     found, want = both(f, x, k, lam, g=g)
@@ -154,6 +159,15 @@ def test_dtypes(f, dtype):
         # The core rounds a mask, and its cotangent, before it is multiplied by x or after.
         rounding = 1e-11 if dtype == torch.float64 else 1e-5 + 3 * eps
         assert_near(a, b, rounding, b.double().abs().max().clamp_min(1.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_p_above_2_in_half_precision(dtype):
+    """Computed in float64, and rounded to 16 bits."""
+    x = torch.from_numpy(np.random.default_rng(6).normal(size=(20, 100))).to(dtype)
+    found, want = both(lambda x: st.topk_mask(x, 10.5, 0.1, p=3.0), x, g=x.flip(0))
+    for a, b in zip(found, want, strict=True):
+        assert_near(a, b, 3 * torch.finfo(dtype).eps, b.double().abs().max().clamp_min(1.0))
 
 
 @pytest.mark.parametrize("n", [1, 2, 5000, 16384])

@@ -111,6 +111,7 @@ class Spread:
     axis_names: tuple[str, ...] = ()
 
     is_bracketed: ClassVar[bool] = False
+    is_sorted: ClassVar[bool] = False
 
     @property
     def own(self) -> list[tuple[str, ...]]:

@@ -70,6 +70,7 @@ class Shards:
     axis_name: AxisName = None
 
     is_bracketed: ClassVar[bool] = False
+    is_sorted: ClassVar[bool] = False
 
     @property
     def n(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -24,8 +24,10 @@ class Whole:
     """Rows (m, n) that are all here; see ``threshold.Row``."""
 
     x: Tensor
+    _order: list[Tensor] = field(default_factory=list)  # sorted once, when it is asked for
 
     is_bracketed: ClassVar[bool] = False
+    is_sorted: ClassVar[bool] = True
 
     @property
     def n(self) -> int:
@@ -42,7 +44,15 @@ class Whole:
         return torch.where(low.isfinite(), low, 0.0), torch.where(high.isfinite(), high, 0.0)
 
     def nth(self, i: Tensor, dtype: torch.dtype, even: bool, wanted: Tensor) -> Tensor:
-        return threshold.order_statistic(LOOKS_NEVER, self, i, dtype, even, wanted)
+        return self._ordered(dtype, even).gather(-1, i - 1)
+
+    def _ordered(self, dtype: torch.dtype, even: bool) -> Tensor:
+        """a in descending order."""
+        if self._order:
+            return self._order[0]
+        a = (self.x.abs() if even else self.x).to(dtype)
+        self._order.append(a.sort(dim=-1, descending=True).values)
+        return self._order[0]
 
 
 def split(k: Tensor) -> Count:

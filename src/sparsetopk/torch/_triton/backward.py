@@ -16,6 +16,7 @@ from .rows import (
     number,
     output,
     places,
+    rounded,
     split,
     split_entries,
 )
@@ -165,7 +166,7 @@ def backward_kernel(
         x, a, g, k, frac, lam, pivot, delta, largest(dx_ptr.dtype.element_ty), OP, E, DEBIAS, TIMES,
         RELAXED, HARD,
     )  # fmt: skip
-    tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=there)
+    tl.store(dx_ptr + at, rounded(dx, dx_ptr.dtype.element_ty), mask=there)
     if IN_K:
         tl.store(dk_ptr + row, dk, mask=row < m)
     if IN_LAM:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rows import finish, has_bad_entry, in_range, keys, number, output, places, split
+from .rows import finish, has_bad_entry, in_range, keys, number, output, places, rounded, split
 from .solve import solve
 
 
@@ -34,6 +34,6 @@ def forward_kernel(
     if WRITE:
         y = output(a, k, frac, lam, pivot, delta, OP, E, DEBIAS, RELAXED, HARD)
         y = finish(y, x, OP, TIMES)
-        tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=there)
+        tl.store(y_ptr + at, rounded(y, y_ptr.dtype.element_ty), mask=there)
     if COUNT:
         tl.store(passes_ptr + row, passes + 0 * row, mask=row < m)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rows import finish, in_range, keys, number, relaxed_output, split
+from .rows import finish, in_range, keys, number, relaxed_output, rounded, split
 from .scalars import MAGNITUDE, SIGN, is_even, largest, next_float, respond, zero_of
 from .solve import (
     TILE,
@@ -466,4 +466,4 @@ def apply_kernel(
         y = output_of_chunk(a, index, k, frac, lam, pivot, delta, cut, OP, E, DEBIAS, RELAXED, HARD)
         y = finish(y, x, OP, TIMES)
         to, _, _ = place(y_ptr, starts_ptr, row, chunk, n, T, TABLE, CHUNK)
-        tl.store(to, y.to(T), mask=there)
+        tl.store(to, rounded(y, T), mask=there)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from .backward import block_moves, block_rule, cotangent
 from .long import arguments, cut_mask, found, output_of_chunk, place, report, state_of
-from .rows import keys, lone, lone_slopes, split_entries
+from .rows import keys, lone, lone_slopes, rounded, split_entries
 from .scalars import MAGNITUDE, is_even, largest
 from .solve import count_of
 
@@ -190,7 +190,7 @@ def spread_kernel(
             dx += y * given
         dx = tl.where(bad[:, None], float("nan"), tl.minimum(tl.maximum(dx, -limit), limit))
         to, _, _ = place(dx_ptr, starts_ptr, row, chunk, n, T, TABLE, CHUNK)
-        tl.store(to, dx.to(T), mask=there)
+        tl.store(to, rounded(dx, T), mask=there)
     if tl.program_id(0) == 0:
         if IN_K:
             dk = tl.where(hard, 0.0, dk)

@@ -181,6 +181,15 @@ def output(
 
 
 @triton.jit
+def rounded(y, T: tl.constexpr):
+    """In the dtype of what is stored; from float64 to 16 bits in two steps, as the interpreter knows
+    no other."""
+    if y.dtype == tl.float64 and tl.float64 != T:
+        y = y.to(tl.float32)
+    return y.to(T)
+
+
+@triton.jit
 def finish(y, x, OP: tl.constexpr, TIMES: tl.constexpr):
     """The output with its sign, or times x."""
     if is_even(OP):

@@ -98,19 +98,24 @@ def _value(
 
 
 @triton.jit
+def _is_no_class(t_ptr, row, m, n, ignored):
+    """Rows whose label is neither a class nor ignored."""
+    label = tl.load(t_ptr + row, mask=row < m, other=0)
+    return (label != ignored) & ((label < 0) | (label >= n))
+
+
+@triton.jit
 def _targets(
     t_ptr, weight_ptr, row, at, there, x, m, n, k, frac, ignored, smoothing_bits, KIND: tl.constexpr,
     COMPLETION: tl.constexpr, SMOOTHED: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The weights t' of the classes, that of the row, and rows whose label is no class."""
-    bad = row < 0
+    """The weights t' of the classes, and that of the row."""
     weight = tl.full(row.shape, 1.0, x.dtype)
     col = tl.arange(0, BLOCK)
     if KIND == LABELS:
         label = tl.load(t_ptr + row, mask=row < m, other=0)
         counted = label != ignored
         is_class = (label >= 0) & (label < n)
-        bad = counted & ~is_class
         t = (col[None, :] == label[:, None]).to(x.dtype)
         t = tl.where(counted[:, None], t, 0.0)
         if WEIGHTED:
@@ -136,7 +141,7 @@ def _targets(
         asked = tl.where(k >= count, count.to(x.dtype), k.to(x.dtype) + frac)
         missing = tl.maximum(asked - tl.sum(t, 1), 0.0) / tl.where(left > 0, left, 1.0)
         t += room * missing[:, None]
-    return t, tl.where(row < m, weight, 0.0), bad
+    return t, tl.where(row < m, weight, 0.0)
 
 
 @triton.jit
@@ -176,16 +181,18 @@ def value_kernel(
     invalid = (has_bad_entry(x, OP) | ~k_valid | ~lam_valid) & (row < m)
     k = tl.where(row < m, k, 0)
     frac = tl.where(row < m, frac, 0.0)
-    if KIND != NO_TARGETS:
-        t, weight, bad = _targets(
-            t_ptr, weight_ptr, row, at, there, x, m, n, k, frac, ignored, smoothing_bits, KIND,
-            COMPLETION, SMOOTHED, WEIGHTED, BLOCK,
-        )  # fmt: skip
-        invalid = invalid | bad
+    if KIND == LABELS:
+        invalid = invalid | _is_no_class(t_ptr, row, m, n, ignored)
     pivot, delta, _ = solve(a, k, frac, lam, invalid, n, OP, E, RELAXED, HARD)
     tl.store(_at(state_ptr, row, 0, m, COMPLETION), pivot, mask=row < m)
     tl.store(_at(state_ptr, row, 1, m, COMPLETION), delta, mask=row < m)
     terms, of_row, whole = _value(a, k, frac, lam, pivot, delta, OP, E, RELAXED, HARD)
+    # Only now, as the solver needs the registers.
+    if KIND != NO_TARGETS:
+        t, weight = _targets(
+            t_ptr, weight_ptr, row, at, there, x, m, n, k, frac, ignored, smoothing_bits, KIND,
+            COMPLETION, SMOOTHED, WEIGHTED, BLOCK,
+        )  # fmt: skip
     if COMPLETION == BEST:
         # Where all labels are selected whole it is the same problem, and the loss exactly 0.
         same = count_of((t > 0) & ~whole) == 0
@@ -275,7 +282,7 @@ def value_backward_kernel(
     if is_even(OP):
         y = tl.where(x < 0, 0.0 - y, y)
     if KIND != NO_TARGETS:
-        t, weight, _ = _targets(
+        t, weight = _targets(
             t_ptr, weight_ptr, row, at, there, x, m, n, k, frac, ignored, smoothing_bits, KIND,
             COMPLETION, SMOOTHED, WEIGHTED, BLOCK,
         )  # fmt: skip
