@@ -59,13 +59,12 @@ lint: $(VENV)/dev ## check style (ruff, clang-format) and types (mypy, strict)
 	$(BIN)/clang-format --dry-run --Werror $(wildcard csrc/*.?pp tests/native/*.?pp)
 	$(BIN)/mypy
 
-bench: $(VENV)/dev ## time the operators against the hard ones, as ratios in one run
-	$(BIN)/python benchmarks/torch_operators.py
-	$(BIN)/python benchmarks/numpy_operators.py
-	$(BIN)/python benchmarks/applications.py
-	$(BIN)/python benchmarks/pruning.py
-	$(BIN)/python benchmarks/jax_operators.py
-	$(BIN)/python benchmarks/scale.py
+BENCHMARKS := torch_operators numpy_operators applications pruning jax_operators scale
+
+bench: $(VENV)/dev ## time the operators against the hard ones, as ratios in one run, into benchmarks/results (10 minutes)
+	for name in $(BENCHMARKS); do \
+	  $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$${name%_operators}.json || exit 1; \
+	done
 
 gpu: $(VENV)/dev ## test the Triton kernels on the GPU that is here, and time them
 	$(BIN)/python -m pytest -n 0 --device cuda tests/test_triton.py tests/test_triton_long.py

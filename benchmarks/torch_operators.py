@@ -26,6 +26,7 @@ import sparsetopk.torch as st
 from sparsetopk._core import native
 
 SHAPES = [
+    (65536, 8, 2),
     (4096, 100, 3),
     (1024, 400, 28),
     (128, 4096, 410),
@@ -70,11 +71,15 @@ def mask(k: int, **options: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def inputs(rows: int, n: int) -> dict[str, torch.Tensor]:
     """What is not like a normal distribution."""
+    normal, at = torch.randn(rows, n), torch.arange(n).expand(rows, n)
     return {
         "Cauchy": torch.empty(rows, n).cauchy_(),
         "equal": torch.full((rows, n), 0.7),
         "two-valued": (torch.rand(rows, n) > 0.5).float(),
-        "sorted": torch.randn(rows, n).sort(dim=-1).values,
+        "sorted": normal.sort(dim=-1).values,
+        "saw-tooth": (at % 64) / 64 + normal / 1000,
+        "geometric": torch.exp2(-(at % 120).float()),
+        "near ties": 1 + normal * 1e-6,
     }
 
 
@@ -123,7 +128,7 @@ def shape_table(seconds: float) -> list[dict[str, Any]]:
 def operator_table(seconds: float) -> list[dict[str, Any]]:
     results = []
     print("\nforward of others and on other inputs, over topk_mask with p = 2 on N(0, 1)")
-    names = ["p=4/3", "two-sided 3/2", "topk_mag", "Cauchy", "equal", "two-valued", "sorted"]
+    names = ["p=4/3", "two-sided 3/2", "topk_mag", *inputs(1, 1)]
     print(f"{'':24s}" + "".join(f"{name:>14s}" for name in names))
     for rows, n, k in SHAPES:
         x, f = torch.randn(rows, n), mask(k)
@@ -235,40 +240,114 @@ def overhead(seconds: float) -> dict[str, float]:
     return times
 
 
+def lengths(seconds: float) -> list[dict[str, Any]]:
+    """Forward over n, a tenth of the entries selected, with as many rows as make a million entries."""
+    bisect, rank = _from_peer("entmax", "budget_bisect"), _from_peer("torchsort", "soft_rank")
+    results = []
+    print("\nforward, nanoseconds for each entry")
+    for n in (8, 30, 100, 300, 1000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000):
+        rows, k = max(1, 1_000_000 // n), max(1, n // 10)
+        x = torch.randn(rows, n)
+        contestants: dict[str, Callable[[], object]] = {
+            "topk_mask": lambda x=x, k=k: st.topk_mask(x, k, LAM),
+            "torch.topk": lambda x=x, k=k: torch.topk(x, k, sorted=False),
+            "x.clone()": x.clone,
+        }
+        if n <= 1_000_000:
+            contestants["soft_rank"] = lambda x=x: st.soft_rank(x)
+            if bisect:
+                contestants["entmax"] = lambda x=x, k=k: bisect(x / LAM, budget=k, n_iter=50)
+            if rank:
+                contestants["torchsort"] = lambda x=x: rank(x)
+        times = best(contestants, seconds)
+        each = {name: 1e6 * ms / x.numel() for name, ms in times.items()}
+        print(
+            f"{n:>11,d} " + ", ".join(f"{name} {ns:.3g}" for name, ns in each.items()), flush=True
+        )
+        results.append({"rows": rows, "n": n, "k": k, "ns": each})
+    return results
+
+
+def more_threads(seconds: float) -> list[dict[str, Any]]:
+    """One thread over two: forward, and forward + backward."""
+    results = []
+    print("\none thread over two")
+    for rows, n, k in ((64, 100, 3), (128, 4096, 410), (16, 65536, 64), (1, 1 << 20, 131_072)):
+        x, f = torch.randn(rows, n), mask(k)
+        calls = {"forward": lambda f=f, x=x: f(x), "forward + backward": gradient(f, x)}
+        if rows == 1:
+            calls["soft_rank"] = lambda x=x: st.soft_rank(x)
+        contestants = {
+            f"{name}, {threads}": _on_threads(call, threads)
+            for name, call in calls.items()
+            for threads in (1, 2)
+        }
+        times = best(contestants, seconds)
+        ratios = {name: times[f"{name}, 1"] / times[f"{name}, 2"] for name in calls}
+        shown = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+        print(f"{f'{rows} x {n}, k = {k}':24s} {shown}", flush=True)
+        results.append({"rows": rows, "n": n, "k": k, "ms": times})
+    torch.set_num_threads(1)
+    return results
+
+
+def _on_threads(call: Callable[[], object], threads: int) -> Callable[[], object]:
+    def run() -> object:
+        torch.set_num_threads(threads)
+        return call()
+
+    return run
+
+
+def selections(seconds: float) -> list[dict[str, Any]]:
+    """``topk_select`` over ``torch.topk`` and a gather, forward."""
+    results = []
+    print("\ntopk_select over torch.topk and a gather")
+    for rows, n, k in ((8, 65536, 655), (4096, 100, 3)):
+        x = torch.randn(rows, n)
+        times = best(
+            {
+                "topk_select": lambda x=x, k=k: st.topk_select(x, k, LAM),
+                "topk + gather": lambda x=x, k=k: x.gather(-1, torch.topk(x, k).indices),
+            },
+            seconds,
+        )
+        ratio = times["topk_select"] / times["topk + gather"]
+        print(f"{f'{rows} x {n}, k = {k}':24s} {ratio:6.2f}", flush=True)
+        results.append({"rows": rows, "n": n, "k": k, "ms": times})
+    return results
+
+
 def peers(seconds: float) -> dict[str, dict[str, float]]:
     """Forward + backward of what others have, over ours; those that are not installed are left out."""
-    found = {name: _optional(name) for name in ("entmax", "torchsort")}
+    bisect = _from_peer("entmax", "budget_bisect")
     results: dict[str, dict[str, float]] = {}
     for rows, n, k in ((1, 1_000_000, 10_000), (64, 1000, 5)):
         x = torch.randn(rows, n)
-        contestants = {
-            "topk_mask": gradient(mask(k), x),
-            "soft_rank": gradient(st.soft_rank, x),
-            "soft_rank forward": lambda x=x: st.soft_rank(x),
-        }
-        if found["entmax"]:
-            bisect = found["entmax"].budget_bisect
+        contestants = {"topk_mask": gradient(mask(k), x)}
+        if bisect:
             contestants["entmax budget_bisect"] = gradient(
                 lambda x, k=k, f=bisect: f(x / LAM, budget=k, n_iter=50), x
             )
-        if found["torchsort"]:
-            rank = found["torchsort"].soft_rank
-            contestants["torchsort soft_rank"] = gradient(rank, x)
-            contestants["torchsort forward"] = lambda x=x, f=rank: f(x)
+        for name in ("soft_rank", "soft_sort"):
+            both = {"": getattr(st, name), "torchsort ": _from_peer("torchsort", name)}
+            for whose, f in both.items():
+                if f:
+                    contestants[f"{whose}{name}"] = gradient(f, x)
+                    contestants[f"{whose}{name} forward"] = lambda x=x, f=f: f(x)
         times = results[f"{rows}x{n}"] = best(contestants, seconds)
         print(f"\n{rows} x {n}, k = {k}, forward + backward unless said otherwise")
         for name, ms in times.items():
             print(f"  {name:24s} {ms:10.2f} ms {ms / times['topk_mask']:8.1f} times topk_mask")
-    missing = [name for name, module in found.items() if module is None]
-    if missing:
-        print(f"\nnot installed, and left out: {', '.join(missing)}")
     return results
 
 
-def _optional(name: str) -> Any:
+def _from_peer(module: str, name: str) -> Any:
+    """A function of another library, None where it is not installed."""
     try:
-        return importlib.import_module(name)
+        return getattr(importlib.import_module(module), name)
     except ImportError:
+        print(f"\n{module} is not installed, and left out")
         return None
 
 
@@ -320,6 +399,9 @@ def main() -> None:
         "compiled": compiled_table(arguments.seconds),
         "overhead": overhead(arguments.seconds),
         "peers": peers(arguments.seconds),
+        "lengths": lengths(arguments.seconds),
+        "two threads": more_threads(arguments.seconds),
+        "selection": selections(arguments.seconds),
         "memory beyond the output, share of x": memory(),
     }
     if arguments.json:

@@ -9,6 +9,7 @@
 #include <exception>
 #include <initializer_list>
 #include <limits>
+#include <memory>
 #include <new>
 #include <stdexcept>
 
@@ -99,15 +100,15 @@ PyObject* layout(PyObject*, PyObject*) {
   using sparsetopk::Dtype;
   using sparsetopk::Operator;
   using sparsetopk::Piece;
-  return Py_BuildValue(
-      "{s:(nnnnnnnnn), s:n, s:n, s:n, s:n, s:(iiii), s:(iiii)}",
-      "piece", Py_ssize_t(offsetof(Piece, x)), Py_ssize_t(offsetof(Piece, out)), Py_ssize_t(offsetof(Piece, g)),
-      Py_ssize_t(offsetof(Piece, n)), Py_ssize_t(offsetof(Piece, dtype)), Py_ssize_t(offsetof(Piece, kept)),
-      Py_ssize_t(offsetof(Piece, room)), Py_ssize_t(offsetof(Piece, beside)), Py_ssize_t(offsetof(Piece, left)),
-      "piece_size", Py_ssize_t(sizeof(Piece)), "buckets", Py_ssize_t(sparsetopk::kBuckets),
-      "fewest", Py_ssize_t(sparsetopk::kFewest), "block_sums", Py_ssize_t(sparsetopk::kBlockSums),
-      "dtypes", int(Dtype::float32), int(Dtype::float64), int(Dtype::float16), int(Dtype::bfloat16),
-      "operators", int(Operator::mask), int(Operator::magnitude), int(Operator::sign), int(Operator::two_sided));
+  return Py_BuildValue("{s:(nnnnnnnnn), s:n, s:n, s:n, s:n, s:(iiii), s:(iiii)}", "piece",
+                       Py_ssize_t(offsetof(Piece, x)), Py_ssize_t(offsetof(Piece, out)), Py_ssize_t(offsetof(Piece, g)),
+                       Py_ssize_t(offsetof(Piece, n)), Py_ssize_t(offsetof(Piece, dtype)),
+                       Py_ssize_t(offsetof(Piece, kept)), Py_ssize_t(offsetof(Piece, room)),
+                       Py_ssize_t(offsetof(Piece, beside)), Py_ssize_t(offsetof(Piece, left)), "piece_size",
+                       Py_ssize_t(sizeof(Piece)), "buckets", Py_ssize_t(sparsetopk::kBuckets), "fewest",
+                       Py_ssize_t(sparsetopk::kFewest), "block_sums", Py_ssize_t(sparsetopk::kBlockSums), "dtypes",
+                       int(Dtype::float32), int(Dtype::float64), int(Dtype::float16), int(Dtype::bfloat16), "operators",
+                       int(Operator::mask), int(Operator::magnitude), int(Operator::sign), int(Operator::two_sided));
 }
 
 // The arguments that forward and backward have in common.
@@ -133,9 +134,9 @@ struct Arguments {
             pointer<sparsetopk::State>(state),
             std::size_t(threads)};
   }
-  // Whether they make sense; ``others`` are further arrays.
+  // Whether they make sense; ``others`` are further arrays, and the state unless it may be 0.
   bool known(std::initializer_list<Address> others) const {
-    if (!sound({rows, n}, {x, k, lam, state}) || !sound({rows, n}, others)) return false;
+    if (!sound({rows, n}, {x, k, lam}) || !sound({rows, n}, others)) return false;
     if (row_stride < 0 || k_stride < 0 || lam_stride < 0 || threads < 0) {
       PyErr_SetString(PyExc_ValueError, "strides and threads must be at least 0");
       return false;
@@ -155,11 +156,14 @@ struct Arguments {
 PyObject* threshold_forward(PyObject*, PyObject* args) {
   Arguments a;
   Address y;
-  if (!PyArg_ParseTuple(args, "idpinnnKKnKnKKn", &a.op, &a.exponent, &a.debias, &a.dtype, &a.rows, &a.n,
-                        &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &y, &a.threads) ||
+  if (!PyArg_ParseTuple(args, "idpinnnKKnKnKKn", &a.op, &a.exponent, &a.debias, &a.dtype, &a.rows, &a.n, &a.row_stride,
+                        &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &y, &a.threads) ||
       !a.known({y}))
     return nullptr;
-  without_lock([&] { sparsetopk::forward(a.problem(), pointer<void>(y)); });
+  sparsetopk::Problem problem = a.problem();
+  std::unique_ptr<sparsetopk::State[]> unwanted;
+  if (problem.state == nullptr) unwanted.reset(problem.state = new sparsetopk::State[problem.rows]);
+  without_lock([&] { sparsetopk::forward(problem, pointer<void>(y)); });
   return Py_NewRef(Py_None);
 }
 
@@ -167,9 +171,9 @@ PyObject* threshold_backward(PyObject*, PyObject* args) {
   Arguments a;
   Address g, dx, dk, dlam;
   if (!PyArg_ParseTuple(args, "idpinnnKKnKnKKKKKn", &a.op, &a.exponent, &a.debias, &a.dtype, &a.rows, &a.n,
-                        &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &g, &dx, &dk,
-                        &dlam, &a.threads) ||
-      !a.known({g, dx}))
+                        &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &g, &dx, &dk, &dlam,
+                        &a.threads) ||
+      !a.known({a.state, g, dx}))
     return nullptr;
   without_lock([&] {
     sparsetopk::backward(a.problem(), pointer<const void>(g), pointer<void>(dx), pointer<double>(dk),
@@ -307,7 +311,7 @@ PyObject* threshold_loss(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "idpinnnKKnKnKKLpKKKn", &a.op, &a.exponent, &a.debias, &a.dtype, &a.rows, &a.n,
                         &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &labels, &ignored,
                         &spread, &weights, &y, &value, &a.threads) ||
-      !a.known({y, value}))
+      !a.known({a.state, y, value}))
     return nullptr;
   const sparsetopk::Problem problem = a.problem();
   const sparsetopk::Targets targets{pointer<const std::int64_t>(labels), ignored, spread != 0,
@@ -326,8 +330,7 @@ PyObject* select_slots(PyObject*, PyObject* args) {
   int dtype = 0;
   Py_ssize_t rows = 0, n = 0, capacity = 0;
   Address y, indices;
-  if (!PyArg_ParseTuple(args, "innKnK", &dtype, &rows, &n, &y, &capacity, &indices) ||
-      !sound({rows, n}, {y, indices}))
+  if (!PyArg_ParseTuple(args, "innKnK", &dtype, &rows, &n, &y, &capacity, &indices) || !sound({rows, n}, {y, indices}))
     return nullptr;
   if (dtype < 0 || dtype > int(sparsetopk::Dtype::bfloat16) || capacity < 1 || capacity > n) {
     PyErr_Format(PyExc_ValueError, "dtype must be in [0, 3] and capacity in [1, n], got %d and %zd", dtype, capacity);
@@ -367,7 +370,8 @@ PyObject* solve_isotonic(PyObject*, PyObject* args) {
   double exponent = 0;
   Py_ssize_t rows = 0, n = 0, s = 0, w = 0, lam = 0, d = 0, block = 0;
   if (!PyArg_ParseTuple(args, "idnnnnnnn", &phi, &exponent, &rows, &n, &s, &w, &lam, &d, &block)) return nullptr;
-  if (!check_phi(phi) || !sound({rows, n}, {Address(s), Address(w), Address(lam), Address(d), Address(block)})) return nullptr;
+  if (!check_phi(phi) || !sound({rows, n}, {Address(s), Address(w), Address(lam), Address(d), Address(block)}))
+    return nullptr;
   without_lock([&] {
     sparsetopk::solve_isotonic(sparsetopk::PhiName(phi), exponent, std::size_t(rows), std::size_t(n),
                                pointer<const double>(s), pointer<const double>(w), pointer<const double>(lam),
@@ -395,8 +399,8 @@ PyObject* solve_permutahedron(PyObject*, PyObject* args) {
   double exponent = 0;
   Py_ssize_t n = 0, rows = 0, x_size = 0, x = 0, w_rows = 0, w_size = 0, w = 0, lam = 0, d = 0, block = 0, paired = 0;
   Py_ssize_t threads = 1;
-  if (!PyArg_ParseTuple(args, "idnnnnnnnnnnnn", &phi, &exponent, &n, &rows, &x_size, &x, &w_rows, &w_size, &w, &lam,
-                        &d, &block, &paired, &threads))
+  if (!PyArg_ParseTuple(args, "idnnnnnnnnnnnn", &phi, &exponent, &n, &rows, &x_size, &x, &w_rows, &w_size, &w, &lam, &d,
+                        &block, &paired, &threads))
     return nullptr;
   if (!check_phi(phi) || !check_itemsize(int(x_size)) || !check_itemsize(int(w_size)) || !one_or_all(w_rows, rows) ||
       !sound({rows, n}, {Address(x), Address(w), Address(lam), Address(d), Address(block), Address(paired)}) ||
@@ -404,17 +408,16 @@ PyObject* solve_permutahedron(PyObject*, PyObject* args) {
     return nullptr;
   const bool finite = without_lock([&] {
     return sparsetopk::solve_permutahedron(sparsetopk::PhiName(phi), exponent, floats(x, x_size, rows, n),
-                                           floats(w, w_size, w_rows, n), pointer<const double>(lam),
-                                           pointer<double>(d), pointer<std::int64_t>(block),
-                                           pointer<std::int64_t>(paired), std::size_t(threads));
+                                           floats(w, w_size, w_rows, n), pointer<const double>(lam), pointer<double>(d),
+                                           pointer<std::int64_t>(block), pointer<std::int64_t>(paired),
+                                           std::size_t(threads));
   });
   return PyBool_FromLong(finite);
 }
 
 template <class T>
 sparsetopk::Saved<T> saved(Py_ssize_t order, Py_ssize_t first, Py_ssize_t w_order, Py_ssize_t d) {
-  return {pointer<std::uint32_t>(order), pointer<std::uint32_t>(first), pointer<std::uint32_t>(w_order),
-          pointer<T>(d)};
+  return {pointer<std::uint32_t>(order), pointer<std::uint32_t>(first), pointer<std::uint32_t>(w_order), pointer<T>(d)};
 }
 
 PyObject* permutahedron_forward(PyObject*, PyObject* args) {
@@ -457,10 +460,10 @@ PyObject* permutahedron_backward(PyObject*, PyObject* args) {
     const auto run = [&](auto* out, auto* out_w) {
       using T = std::decay_t<decltype(*out)>;
       using W = std::decay_t<decltype(*out_w)>;
-      sparsetopk::permutahedron_backward<T, W>(
-          exponent, std::size_t(rows), std::size_t(n), std::size_t(x_rows), std::size_t(w_rows),
-          saved<T>(order, first, w_order, d), pointer<const double>(lam), pointer<const T>(dy), out, out_w,
-          pointer<double>(dlam), floor, std::size_t(threads));
+      sparsetopk::permutahedron_backward<T, W>(exponent, std::size_t(rows), std::size_t(n), std::size_t(x_rows),
+                                               std::size_t(w_rows), saved<T>(order, first, w_order, d),
+                                               pointer<const double>(lam), pointer<const T>(dy), out, out_w,
+                                               pointer<double>(dlam), floor, std::size_t(threads));
     };
     const auto with_w = [&](auto* out) {
       w_size == sizeof(float) ? run(out, pointer<float>(dw)) : run(out, pointer<double>(dw));
@@ -489,10 +492,11 @@ PyMethodDef methods[] = {
      "The vector instruction set that the kernels use: 'baseline', 'avx2' or 'avx512'."},
     {"entries_read", translated<entries_read>, METH_NOARGS,
      "How many entries were read to find the boundaries of rows since the last call of this; see csrc/problem.hpp."},
-    {"layout", translated<layout>, METH_NOARGS, "Offsets, sizes and numbers that both sides must agree on; see _core/layout.py."},
+    {"layout", translated<layout>, METH_NOARGS,
+     "Offsets, sizes and numbers that both sides must agree on; see _core/layout.py."},
     {"threshold_forward", translated<threshold_forward>, METH_VARARGS,
      "threshold_forward(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, "
-     "y, threads): writes y and state; see csrc/problem.hpp."},
+     "y, threads): writes y and, unless that is 0, state; see csrc/problem.hpp."},
     {"threshold_backward", translated<threshold_backward>, METH_VARARGS,
      "threshold_backward(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, "
      "g, dx, dk, dlam, threads): writes dx and, unless they are 0, dk and dlam."},
@@ -544,8 +548,15 @@ PyMethodDef methods[] = {
 };
 
 PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_native", "The compiled core of sparsetopk.", 0, methods,
-    nullptr, nullptr, nullptr, nullptr,
+    PyModuleDef_HEAD_INIT,
+    "_native",
+    "The compiled core of sparsetopk.",
+    0,
+    methods,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
 };
 
 }  // namespace

@@ -53,8 +53,8 @@ struct NormalGuess {
     const double share = (k + 0.5) / (double(n) + 1), upper = folded ? share / 2 : share;
     const double tail = upper < 0.5 ? upper : 1 - upper;
     const double s = ::sqrt(-2 * ::log(tail));  // Abramowitz and Stegun 26.2.23, good to 4.5e-4
-    const double quantile = s - (2.515517 + s * (0.802853 + s * 0.010328)) /
-                                    (1 + s * (1.432788 + s * (0.189269 + s * 0.001308)));
+    const double quantile =
+        s - (2.515517 + s * (0.802853 + s * 0.010328)) / (1 + s * (1.432788 + s * (0.189269 + s * 0.001308)));
     z = upper < 0.5 ? quantile : -quantile;
     density = double(n) * (folded ? 2 : 1) * 0.3989422804014327 * ::exp(-quantile * quantile / 2);
     margin = 2.5 * ::sqrt(share * (1 - share) * double(n)) / density;
@@ -234,7 +234,8 @@ Window<T> window(const Bracket<T>& bracket, double lam, const Kind& kind) {
   const double to = highest + lam * kind.top(highest);
   constexpr double limit = Limits<T>::largest;
   const double slack = 4 * Limits<double>::epsilon;
-  return {step_down(T(larger(from - slack * ::fabs(from), -limit))), step_up(T(smaller(to + slack * ::fabs(to), limit)))};
+  return {step_down(T(larger(from - slack * ::fabs(from), -limit))),
+          step_up(T(smaller(to + slack * ::fabs(to), limit)))};
 }
 
 // Whether the bracket is no wider than what is pooled in any case.

@@ -31,16 +31,19 @@ void prefer_large_pages(const Problem& problem, void* output) {
 }
 
 Kernels choose() {
-#define SPARSETOPK_KERNELS(level)                                                                            \
-  {                                                                                                          \
-    level::forward, level::backward, level::loss, level::gather, level::ties, level::histogram,              \
-        level::neighbours, level::masses, level::apply, level::block_sums, level::cotangents                 \
+#define SPARSETOPK_KERNELS(level)                                                                                  \
+  {                                                                                                                \
+    level::forward, level::backward, level::loss, level::gather, level::ties, level::histogram, level::neighbours, \
+        level::masses, level::apply, level::block_sums, level::cotangents                                          \
   }
 #ifdef SPARSETOPK_WIDE  // set by the build that has them
   switch (simd_level()) {
-    case SimdLevel::avx512: return SPARSETOPK_KERNELS(avx512);
-    case SimdLevel::avx2: return SPARSETOPK_KERNELS(avx2);
-    case SimdLevel::baseline: break;
+    case SimdLevel::avx512:
+      return SPARSETOPK_KERNELS(avx512);
+    case SimdLevel::avx2:
+      return SPARSETOPK_KERNELS(avx2);
+    case SimdLevel::baseline:
+      break;
   }
 #endif
   return SPARSETOPK_KERNELS(baseline);
@@ -71,14 +74,13 @@ void for_rows(const Problem& problem, Run run) {
     Run& run;
     std::size_t chunk;
   } call{inner, run, chunk};
-  parallel_for(
-      (problem.rows + chunk - 1) / chunk, shared ? problem.threads : 1,
-      [](void* context, std::size_t i) {
-        const Call& call = *static_cast<Call*>(context);
-        const std::size_t begin = i * call.chunk, end = begin + call.chunk;
-        call.run(call.problem, begin, end < call.problem.rows ? end : call.problem.rows);
-      },
-      &call);
+  parallel_for((problem.rows + chunk - 1) / chunk, shared ? problem.threads : 1,
+               [](void* context, std::size_t i) {
+                 const Call& call = *static_cast<Call*>(context);
+                 const std::size_t begin = i * call.chunk, end = begin + call.chunk;
+                 call.run(call.problem, begin, end < call.problem.rows ? end : call.problem.rows);
+               },
+               &call);
 }
 
 std::atomic<std::uint64_t> read_so_far{0};

@@ -119,10 +119,14 @@ void add(const AnyBuffer& buffer, std::vector<double>& to) {
 
 Dtype dtype_of(const AnyBuffer& x) {
   switch (x.element_type()) {
-    case DataType::F64: return Dtype::float64;
-    case DataType::F16: return Dtype::float16;
-    case DataType::BF16: return Dtype::bfloat16;
-    default: return Dtype::float32;
+    case DataType::F64:
+      return Dtype::float64;
+    case DataType::F16:
+      return Dtype::float16;
+    case DataType::BF16:
+      return Dtype::bfloat16;
+    default:
+      return Dtype::float32;
   }
 }
 
@@ -148,8 +152,8 @@ struct Numbers {
     add(lam, lams);
   }
   Problem of(const Rows& rows, const AnyBuffer& x, std::int32_t op, double exponent, bool debias) {
-    return {Operator(op), exponent, debias,      dtype_of(x), rows.count,   rows.n,       rows.n, x.untyped_data(),
-            k.data(),     1,        lams.data(), 1,           state.data(), thread_count()};
+    return {Operator(op),     exponent, debias, dtype_of(x), rows.count, rows.n,       rows.n,
+            x.untyped_data(), k.data(), 1,      lams.data(), 1,          state.data(), thread_count()};
   }
   std::vector<double> k, lams;
   std::vector<State> state;
@@ -245,7 +249,7 @@ Error threshold_backward(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer
   if (!check.passed()) return check.error();
 
   Numbers numbers(rows.count, whole, frac, lam);
-  const auto load = [&](const AnyBuffer& from, double State::*member) {
+  const auto load = [&](const AnyBuffer& from, double State::* member) {
     with_floats(from, [&](const auto* in) {
       for (std::size_t i = 0; i < rows.count; ++i) numbers.state[i].*member = double(in[i]);
     });
@@ -253,8 +257,7 @@ Error threshold_backward(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer
   load(pivot, &State::pivot);
   load(delta, &State::delta);
   std::vector<double> in_k(rows.count), in_lam(rows.count);
-  backward(numbers.of(rows, x, op, exponent, debias), g.untyped_data(), dx->untyped_data(), in_k.data(),
-           in_lam.data());
+  backward(numbers.of(rows, x, op, exponent, debias), g.untyped_data(), dx->untyped_data(), in_k.data(), in_lam.data());
   store(*dk, rows.count, [&](std::size_t i) { return in_k[i]; });
   store(*dlam, rows.count, [&](std::size_t i) { return in_lam[i]; });
   return Error::Success();
@@ -309,8 +312,14 @@ Error select(AnyBuffer y, Result indices) {
   if (capacity == 0 || rows.count == 0) return Error::Success();
   constexpr std::size_t kEntries = 1 << 14;  // that a thread is given at once
   const std::size_t together = std::max<std::size_t>(1, kEntries / rows.n);
-  Slots job{dtype_of(y), static_cast<const char*>(y.untyped_data()), rows.count, rows.n,
-            y.size_bytes() / rows.count, capacity, together, indices->typed_data<std::int32_t>()};
+  Slots job{dtype_of(y),
+            static_cast<const char*>(y.untyped_data()),
+            rows.count,
+            rows.n,
+            y.size_bytes() / rows.count,
+            capacity,
+            together,
+            indices->typed_data<std::int32_t>()};
   parallel_for((rows.count + together - 1) / together, thread_count(),
                [](void* context, std::size_t part) { (*static_cast<const Slots*>(context))(part); }, &job);
   return Error::Success();

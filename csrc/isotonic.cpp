@@ -74,17 +74,20 @@ void for_rows(std::size_t rows, std::size_t n, std::size_t threads, const Run& r
   const bool shared = threads > 1 && rows >= threads;
   const std::size_t even = shared ? (rows + 4 * threads - 1) / (4 * threads) : rows;
   const std::size_t chunk = std::max((kGrain + n - 1) / n, even), parts = (rows + chunk - 1) / chunk;
-  parallel_for(parts, shared ? threads : 1, [&](std::size_t i) {
-    run(i * chunk, std::min((i + 1) * chunk, rows), shared ? 1 : threads);
-  });
+  parallel_for(parts, shared ? threads : 1,
+               [&](std::size_t i) { run(i * chunk, std::min((i + 1) * chunk, rows), shared ? 1 : threads); });
 }
 
 // Rows of either type, one sorted at a time: the order, and the values in that order.
 class Sorter {
  public:
   Sorter(const FloatRows& rows, std::size_t threads)
-      : order(uninitialised<std::uint32_t>(rows.n)), values(uninitialised<double>(rows.n)), rows_(rows),
-        threads_(threads), singles_(single() ? rows.n : 0), doubles_(single() ? 0 : rows.n) {}
+      : order(uninitialised<std::uint32_t>(rows.n)),
+        values(uninitialised<double>(rows.n)),
+        rows_(rows),
+        threads_(threads),
+        singles_(single() ? rows.n : 0),
+        doubles_(single() ? 0 : rows.n) {}
 
   // False if an entry is not finite. A single row is sorted once.
   bool sort(std::size_t row) {
@@ -223,8 +226,8 @@ void solve_permutahedron(PhiName phi, double exponent, std::size_t rows, std::si
 }
 
 template <class T>
-bool permutahedron_forward(double exponent, std::size_t rows, const FloatRows& x, const FloatRows& w,
-                           const double* lam, T* y, const Saved<T>& saved, std::size_t threads) {
+bool permutahedron_forward(double exponent, std::size_t rows, const FloatRows& x, const FloatRows& w, const double* lam,
+                           T* y, const Saved<T>& saved, std::size_t threads) {
   const std::size_t n = x.n;
   std::atomic<bool> finite{true};
   for_rows(rows, n, threads, [&](std::size_t begin, std::size_t end, std::size_t inner) {
@@ -236,7 +239,9 @@ bool permutahedron_forward(double exponent, std::size_t rows, const FloatRows& x
       std::uint32_t* first_of = keeps ? saved.first + row * n : nullptr;
       bool solved = false;
       with_power(exponent, [&](const auto& power) {
-        const auto respond = [&](std::size_t i, double d) { out[order[i]] = T(pav::response(power, d) + 0.0); };  // 0 for -0
+        const auto respond = [&](std::size_t i, double d) {
+          out[order[i]] = T(pav::response(power, d) + 0.0);
+        };  // 0 for -0
         if (!keeps)
           solved = solver.solve(row, lam[row], [&](std::size_t i, double d, std::size_t) { respond(i, d); });
         else
@@ -273,14 +278,14 @@ void permutahedron_backward(double exponent, std::size_t rows, std::size_t n, st
   });
 }
 
-#define SPARSETOPK_ISOTONIC(T)                                                                                       \
-  template void solve_permutahedron(PhiName, double, std::size_t, std::size_t, const T*, const T*, const T*, T*,     \
-                                    std::int32_t*, std::int32_t*, std::size_t);                                      \
-  template bool permutahedron_forward(double, std::size_t, const FloatRows&, const FloatRows&, const double*, T*,    \
-                                      const Saved<T>&, std::size_t);                                                 \
-  template void permutahedron_backward(double, std::size_t, std::size_t, std::size_t, std::size_t, const Saved<T>&,  \
-                                       const double*, const T*, T*, float*, double*, double, std::size_t);           \
-  template void permutahedron_backward(double, std::size_t, std::size_t, std::size_t, std::size_t, const Saved<T>&,  \
+#define SPARSETOPK_ISOTONIC(T)                                                                                      \
+  template void solve_permutahedron(PhiName, double, std::size_t, std::size_t, const T*, const T*, const T*, T*,    \
+                                    std::int32_t*, std::int32_t*, std::size_t);                                     \
+  template bool permutahedron_forward(double, std::size_t, const FloatRows&, const FloatRows&, const double*, T*,   \
+                                      const Saved<T>&, std::size_t);                                                \
+  template void permutahedron_backward(double, std::size_t, std::size_t, std::size_t, std::size_t, const Saved<T>&, \
+                                       const double*, const T*, T*, float*, double*, double, std::size_t);          \
+  template void permutahedron_backward(double, std::size_t, std::size_t, std::size_t, std::size_t, const Saved<T>&, \
                                        const double*, const T*, T*, double*, double*, double, std::size_t);
 SPARSETOPK_ISOTONIC(float)
 SPARSETOPK_ISOTONIC(double)

@@ -43,8 +43,8 @@ struct Saved {
   T* d;
 };
 template <class T>
-bool permutahedron_forward(double exponent, std::size_t rows, const FloatRows& x, const FloatRows& w,
-                           const double* lam, T* y, const Saved<T>& saved, std::size_t threads);
+bool permutahedron_forward(double exponent, std::size_t rows, const FloatRows& x, const FloatRows& w, const double* lam,
+                           T* y, const Saved<T>& saved, std::size_t threads);
 
 // The cotangents of x, w and lam, given that of y, where they are not null. That of x has all rows, that of w, which
 // starts at 0, the rows of w. Slopes are those of a lam of at least ``floor``.

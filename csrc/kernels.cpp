@@ -25,10 +25,14 @@ struct Rows {
 template <class Kind, class F>
 void with_dtype(Dtype dtype, const Kind& kind, F&& f) {
   switch (dtype) {
-    case Dtype::float32: return f(kind, float{});
-    case Dtype::float64: return f(kind, double{});
-    case Dtype::float16: return f(kind, Half{});
-    case Dtype::bfloat16: return f(kind, BFloat16{});
+    case Dtype::float32:
+      return f(kind, float{});
+    case Dtype::float64:
+      return f(kind, double{});
+    case Dtype::float16:
+      return f(kind, Half{});
+    case Dtype::bfloat16:
+      return f(kind, BFloat16{});
   }
 }
 
@@ -48,14 +52,14 @@ void with_types(const Problem& problem, F&& f) {
       if (e == 2) return with(Mask<Power<2>>{});
       if (e == 3) return with(Mask<Power<3>>{});
       return with(Mask<Power<0>>{{e}});
-    case Operator::magnitude: return with_magnitude(e, problem.dtype, f);
+    case Operator::magnitude:
+      return with_magnitude(e, problem.dtype, f);
     case Operator::sign:
       if (e == 1) return with(Sign<Power<1>>{});
       return with(Sign<Power<0>>{{{e}}});
     case Operator::two_sided:
-      return with_half(e, problem.table, [&](const auto& half) {
-        with(TwoSided<typename std::decay<decltype(half)>::type>{half});
-      });
+      return with_half(e, problem.table,
+                       [&](const auto& half) { with(TwoSided<typename std::decay<decltype(half)>::type>{half}); });
   }
 }
 
@@ -116,9 +120,8 @@ std::int64_t ties(const Piece& piece, double size) {
 }
 
 void histogram(const Piece& piece, std::uint64_t first, std::uint64_t last, int shift, std::int64_t* counts) {
-  with_dtype(Dtype(piece.dtype), 0, [&](int, auto zero) {
-    histogram_piece<decltype(zero)>(piece, first, last, shift, counts);
-  });
+  with_dtype(Dtype(piece.dtype), 0,
+             [&](int, auto zero) { histogram_piece<decltype(zero)>(piece, first, last, shift, counts); });
 }
 
 Neighbours neighbours(const Piece& piece, double cut) {
@@ -129,22 +132,19 @@ Neighbours neighbours(const Piece& piece, double cut) {
 
 Masses masses(const Piece& piece, const Spread& row) {
   Masses found{};
-  with_magnitude(row.exponent, Dtype(piece.dtype), [&](const auto& kind, auto zero) {
-    found = masses_piece<decltype(zero)>(piece, row, kind);
-  });
+  with_magnitude(row.exponent, Dtype(piece.dtype),
+                 [&](const auto& kind, auto zero) { found = masses_piece<decltype(zero)>(piece, row, kind); });
   return found;
 }
 
 void apply(const Piece& piece, const Spread& row) {
-  with_magnitude(row.exponent, Dtype(piece.dtype), [&](const auto& kind, auto zero) {
-    apply_piece<decltype(zero)>(piece, row, kind);
-  });
+  with_magnitude(row.exponent, Dtype(piece.dtype),
+                 [&](const auto& kind, auto zero) { apply_piece<decltype(zero)>(piece, row, kind); });
 }
 
 void block_sums(const Piece& piece, const Spread& row, double* sums) {
-  with_magnitude(row.exponent, Dtype(piece.dtype), [&](const auto& kind, auto zero) {
-    block_sums_piece<decltype(zero)>(piece, row, kind, sums);
-  });
+  with_magnitude(row.exponent, Dtype(piece.dtype),
+                 [&](const auto& kind, auto zero) { block_sums_piece<decltype(zero)>(piece, row, kind, sums); });
 }
 
 double cotangents(const Piece& piece, const Spread& row, const double* sums) {

@@ -32,9 +32,7 @@ struct Mask : P {
   double second() const { return 0; }
   double alone(double, double) const { return 1; }
   double penalty(double y) const { return y * P::inverse(y) * (P::exponent / (P::exponent + 1)); }
-  double conjugate(double t) const {
-    return t > 0 ? P::response(t) * t / (P::exponent + 1) : 0.0;
-  }
+  double conjugate(double t) const { return t > 0 ? P::response(t) * t / (P::exponent + 1) : 0.0; }
 };
 
 // phi(x) = |x|: the same on |x|, with v >= 0.

@@ -26,11 +26,11 @@ inline bool fit_lanes(const Problem& problem, std::size_t longest) { return prob
 template <class T>
 struct Asked {
   using V = Vector<T>;
-  V k, lam, inverse;    // 1/lam
-  V above, below;       // ceil k, floor k + 1
-  V fraction;           // k - floor k, which has digits that a large k has no room for
-  Flags<T> fits;        // whether a lane is for here
-  bool many_ks;         // whether k differs from lane to lane
+  V k, lam, inverse;  // 1/lam
+  V above, below;     // ceil k, floor k + 1
+  V fraction;         // k - floor k, which has digits that a large k has no room for
+  Flags<T> fits;      // whether a lane is for here
+  bool many_ks;       // whether k differs from lane to lane
 
   static constexpr T kLeastLam = sizeof(T) == 4 ? T(1e-12) : T(1e-100), kMostLam = 1 / kLeastLam;
 
@@ -289,8 +289,7 @@ class LaneRows {
   using F = Flags<T>;
   static constexpr bool kMagnitude = Kind::kMagnitude;
 
-  LaneRows(const V* keys, std::size_t n, const Asked<T>& asked)
-      : keys_(keys), n_(n), asked_(asked) {}
+  LaneRows(const V* keys, std::size_t n, const Asked<T>& asked) : keys_(keys), n_(n), asked_(asked) {}
 
   V pivot, delta;
   F solved;  // the lanes that have them
@@ -311,7 +310,7 @@ class LaneRows {
   const V* keys_;
   std::size_t n_;
   const Asked<T>& asked_;
-  V lo_, hi_;   // the root delta is between them
+  V lo_, hi_;  // the root delta is between them
   V density_;  // how fast sum z grows with delta, roughly
   F done_;
 };
@@ -446,7 +445,9 @@ void LaneRows<Kind, T>::iterate() {
     if (bits_of(~done) == 0) break;
 
     // The end that stays for a second time counts half.
-    value_hi = low ? (new_lo ? value_hi / 2 : value_hi) : value, value_lo = low ? value : new_hi ? value_lo / 2 : value_lo;
+    value_hi = low ? (new_lo ? value_hi / 2 : value_hi) : value, value_lo = low      ? value
+                                                                            : new_hi ? value_lo / 2
+                                                                                     : value_lo;
     last_side = low ? -one : one;
     V next = newton, other = lo + room * clip_lanes(value_lo / (value_lo - value_hi), T(0.05) * one, T(0.95) * one);
     F use = between;
@@ -528,8 +529,12 @@ void forward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, 
     LaneRows<Kind, T> rows(keys, n, asked);
     rows.solve(normal);
     const Vector<T> lam = asked.lam, one = all_lanes(T(1));
-    const LaneCurve<Kind, T> curve{rows.pivot, rows.delta, asked.inverse, rows.top(),
-                                   problem.debias ? lam : Vector<T>{}, problem.debias ? one : 1 / (1 + lam)};
+    const LaneCurve<Kind, T> curve{rows.pivot,
+                                   rows.delta,
+                                   asked.inverse,
+                                   rows.top(),
+                                   problem.debias ? lam : Vector<T>{},
+                                   problem.debias ? one : 1 / (1 + lam)};
     to_outputs(curve, keys, n);
     to_signed_rows<Kind>(problem, first, count, keys, y);
     T pivots[kW], deltas[kW];
@@ -537,8 +542,8 @@ void forward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, 
     for (std::size_t i = 0; i < count; ++i) problem.state[first + i] = {double(pivots[i]), double(deltas[i])};
     for (unsigned bits = ~bits_of(rows.solved) & ((1u << count) - 1); bits != 0; bits &= bits - 1) {
       const std::size_t row = first + std::size_t(__builtin_ctz(bits));
-      const Row<X, Kind> one_row{x + row * problem.row_stride, n,    problem.k_of(row), problem.lam_of(row),
-                                 kind,                         problem.debias, 1};
+      const Row<X, Kind> one_row{
+          x + row * problem.row_stride, n, problem.k_of(row), problem.lam_of(row), kind, problem.debias, 1};
       problem.state[row] = one_row.solve(y + row * n, normal, read);
       forward_row(one_row, problem.state[row], y + row * n);
     }
@@ -590,8 +595,13 @@ class LaneCotangents {
   static constexpr bool kMagnitude = Kind::kMagnitude;
 
   LaneCotangents(const Asked<T>& asked, const LaneStates<T>& states, bool debias)
-      : lam_(asked.lam), inverse_(asked.inverse), k_(asked.k), pivot_(states.pivot), delta_(states.delta),
-        debias_(kMagnitude && debias), is_whole_(asked.above < asked.below) {
+      : lam_(asked.lam),
+        inverse_(asked.inverse),
+        k_(asked.k),
+        pivot_(states.pivot),
+        delta_(states.delta),
+        debias_(kMagnitude && debias),
+        is_whole_(asked.above < asked.below) {
     const V v = pivot_ - lam_ * delta_;
     const T rounding = 16 * T(Limits<T>::epsilon);
     // As in output.hpp, what is over v by rounding alone stays in the block.
@@ -734,8 +744,8 @@ void backward_lanes(const Problem& problem, const Kind& kind, std::size_t begin,
     const unsigned usual = bits_of(asked.fits & states.usual & block.finite);
     for (unsigned bits = ~usual & ((1u << count) - 1); bits != 0; bits &= bits - 1) {
       const std::size_t row = first + std::size_t(__builtin_ctz(bits));
-      const Row<X, Kind> one_row{x + row * problem.row_stride, n,    problem.k_of(row), problem.lam_of(row),
-                                 kind,                         problem.debias, 1};
+      const Row<X, Kind> one_row{
+          x + row * problem.row_stride, n, problem.k_of(row), problem.lam_of(row), kind, problem.debias, 1};
       const Cotangents found = backward_row(one_row, problem.state[row], g + row * n, dx + row * n);
       if (dk != nullptr) dk[row] = finite<double>(found.k);
       if (dlam != nullptr) dlam[row] = finite<double>(found.lam);

@@ -112,8 +112,8 @@ void loss_rows(const Problem& problem, const Kind& kind, std::size_t begin, std:
   const X* x = static_cast<const X*>(problem.x);
   const std::size_t n = problem.n;
   for (std::size_t i = begin; i < end; ++i) {
-    const LossRow<X, Kind> row{x + i * problem.row_stride, y + i * n, n, problem.k_of(i), problem.lam_of(i),
-                               problem.state[i], kind};
+    const LossRow<X, Kind> row{x + i * problem.row_stride, y + i * n,        n,   problem.k_of(i),
+                               problem.lam_of(i),          problem.state[i], kind};
     if (targets.labels != nullptr && targets.labels[i] == targets.ignored) {
       value[i] = 0;
       for (std::size_t j = 0; j < n; ++j) row.y[j] = narrow<X>(0);
@@ -137,17 +137,20 @@ void loss(const Problem& problem, std::size_t begin, std::size_t end, const Targ
       loss_rows(problem, kind, begin, end, targets, static_cast<decltype(zero)*>(y), value);
     };
     switch (problem.dtype) {
-      case Dtype::float32: return as(float{});
-      case Dtype::float64: return as(double{});
-      case Dtype::float16: return as(Half{});
-      case Dtype::bfloat16: return as(BFloat16{});
+      case Dtype::float32:
+        return as(float{});
+      case Dtype::float64:
+        return as(double{});
+      case Dtype::float16:
+        return as(Half{});
+      case Dtype::bfloat16:
+        return as(BFloat16{});
     }
   };
   const double e = problem.exponent;
   if (problem.op == Operator::two_sided)
-    return with_half(e, problem.table, [&](const auto& half) {
-      with(TwoSided<typename std::decay<decltype(half)>::type>{half});
-    });
+    return with_half(e, problem.table,
+                     [&](const auto& half) { with(TwoSided<typename std::decay<decltype(half)>::type>{half}); });
   if (e == 1) return with(Mask<Power<1>>{});
   if (e == 2) return with(Mask<Power<2>>{});
   if (e == 3) return with(Mask<Power<3>>{});

@@ -87,8 +87,7 @@ struct Solved : Curve<Kind> {
   using T = Wide<X>;
   T from, to;
 
-  Solved(const Row<X, Kind>& row, State state)
-      : Curve<Kind>(row.kind, state, row.k, row.lam, row.debias) {
+  Solved(const Row<X, Kind>& row, State state) : Curve<Kind>(row.kind, state, row.k, row.lam, row.debias) {
     const double low = this->v + this->lam * Kind::zero, high = this->v + this->lam * this->top;
     const double slack = 4 * Limits<T>::epsilon * (::fabs(state.pivot) + ::fabs(this->v) + ::fabs(high));
     constexpr double limit = Limits<T>::largest;
@@ -172,8 +171,7 @@ void forward_row(const Row<X, Kind>& row, State state, X* y) {
     });
   } else if (state.pivot == kInfinity) {
     const double share = row.k > 0 ? row.k / state.delta : 0;
-    for (std::size_t j = 0; j < row.n; ++j)
-      y[j] = narrow<X>(Wide<X>(double(widen(x[j])) == kInfinity ? share : 0.0));
+    for (std::size_t j = 0; j < row.n; ++j) y[j] = narrow<X>(Wide<X>(double(widen(x[j])) == kInfinity ? share : 0.0));
   } else {
     const Blocks blocks(row.n);
     if constexpr (Kind::kCheap) {
@@ -290,8 +288,7 @@ void add_tile(const Solved<X, Kind>& row, const Wide<X>* keys, std::size_t lengt
     sums.whole += over;
     if (row.debias) return;
     for (std::size_t j = 0; j < some.count; ++j)
-      if (some.t[j] >= row.top)
-        sums.whole_in_lam += some.g[j] * lone(row, double(keys[some.positions[j]])).in_lam;
+      if (some.t[j] >= row.top) sums.whole_in_lam += some.g[j] * lone(row, double(keys[some.positions[j]])).in_lam;
   }
 }
 

@@ -160,7 +160,9 @@ void solve_stack(const Row& row, const Phi& phi, Workspace& work, const Emit& em
   Pool* const stack = work.stack.get();
   std::size_t top = 0;
   Pool last{0, 0, 0, -kInf};
-  const auto gap = [&](const Pool& left, const Pool& right) { return row.distance(row.s[left.first], row.s[right.first]); };
+  const auto gap = [&](const Pool& left, const Pool& right) {
+    return row.distance(row.s[left.first], row.s[right.first]);
+  };
   const auto violate = [&](const Pool& left, const Pool& right) { return left.delta - right.delta > gap(left, right); };
   const auto merged = [&](const Pool& left, const Pool& right, std::size_t end) {
     const double offset = left.offset + (right.offset - double(end - right.first) * gap(left, right));

@@ -16,11 +16,11 @@ struct Piece {
   void* out;
   const void* g;  // the cotangent of y, for the backward
   std::int64_t n;
-  std::int64_t dtype;  // of x, out and g
-  std::int64_t kept;   // how many entries are undecided
-  void* room;          // for n / kFewest of them and their positions, or null
+  std::int64_t dtype;   // of x, out and g
+  std::int64_t kept;    // how many entries are undecided
+  void* room;           // for n / kFewest of them and their positions, or null
   std::int64_t beside;  // whether they are kept there
-  double left;         // lam = 0: the mass for the entries of this piece that are at the pivot, infinite for all
+  double left;          // lam = 0: the mass for the entries of this piece that are at the pivot, infinite for all
 };
 
 struct Pieces {

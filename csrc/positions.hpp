@@ -52,8 +52,7 @@ template <>
 inline unsigned flags<float>(const float* keys, float from, float to) {
   const auto four = [&](const float* some) {
     const __m128 a = _mm_loadu_ps(some);
-    return unsigned(
-        _mm_movemask_ps(_mm_and_ps(_mm_cmpge_ps(a, _mm_set1_ps(from)), _mm_cmple_ps(a, _mm_set1_ps(to)))));
+    return unsigned(_mm_movemask_ps(_mm_and_ps(_mm_cmpge_ps(a, _mm_set1_ps(from)), _mm_cmple_ps(a, _mm_set1_ps(to)))));
   };
   return four(keys) | four(keys + 4) << 4;
 }
@@ -70,8 +69,7 @@ SPARSETOPK_LOOP std::size_t positions_between(const T* keys, std::size_t length,
     __m512i at = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     for (; j + 16 <= length; j += 16) {
       const __m512 a = _mm512_loadu_ps(keys + j);
-      const __mmask16 inside =
-          _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(a, least, _CMP_GE_OQ), a, most, _CMP_LE_OQ);
+      const __mmask16 inside = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(a, least, _CMP_GE_OQ), a, most, _CMP_LE_OQ);
       _mm512_storeu_si512(positions + count, _mm512_maskz_compress_epi32(inside, at));
       count += std::size_t(__builtin_popcount(inside));
       at = _mm512_add_epi32(at, _mm512_set1_epi32(16));

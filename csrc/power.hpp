@@ -72,9 +72,7 @@ struct Power<0> {
     return y > 1.7976931348623157e308 ? 1.7976931348623157e308 : y;
   }
   // For p > 2 unbounded at 0: arguments nearer to it share one, as in NumPy.
-  double slope(double t) const {
-    return exponent * ::pow(exponent < 1 && t < 1e-140 ? 1e-140 : t, exponent - 1);
-  }
+  double slope(double t) const { return exponent * ::pow(exponent < 1 && t < 1e-140 ? 1e-140 : t, exponent - 1); }
   Response at(double t) const {
     if (exponent < 1 && t < 1e-140) return {response(t), slope(t)};
     const double value = response(t);

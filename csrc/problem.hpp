@@ -24,17 +24,17 @@ struct State {
 
 struct Problem {
   Operator op;
-  double exponent;  // 1/(p-1)
-  bool debias;      // magnitude: y + (x - u) instead of y
-  Dtype dtype;      // of x, y, g and dx
+  double exponent;                  // 1/(p-1)
+  bool debias;                      // magnitude: y + (x - u) instead of y
+  Dtype dtype;                      // of x, y, g and dx
   std::size_t rows, n, row_stride;  // of x; y, g and dx are contiguous
   const void* x;
   const double* k;
   std::size_t k_stride;  // 1, or 0 for one k for all rows; so for lam
   const double* lam;
   std::size_t lam_stride;
-  State* state;         // written by forward, read by backward
-  std::size_t threads;  // at most so many
+  State* state;                          // written by forward, read by backward
+  std::size_t threads;                   // at most so many
   const ResponseTable* table = nullptr;  // for two_sided: forward, backward and loss set it themselves
 
   double k_of(std::size_t row) const { return k[row * k_stride]; }
@@ -48,8 +48,8 @@ struct Problem {
 // What a loss is compared with: a label for each row, weights, or (both null) nothing.
 struct Targets {
   const std::int64_t* labels;
-  std::int64_t ignored;  // the label of rows that do not count
-  bool spread;           // labels are filled up to a sum of k, evenly, and R of that is added
+  std::int64_t ignored;   // the label of rows that do not count
+  bool spread;            // labels are filled up to a sum of k, evenly, and R of that is added
   const double* weights;  // (rows, n), contiguous
 };
 

@@ -54,8 +54,7 @@ class TwoSidedEquation {
 // The monomial coefficients of the polynomial through values at nodes, by divided differences.
 void interpolate(const std::array<double, kTerms>& nodes, std::array<double, kTerms> values, double* coefficients) {
   for (int order = 1; order < kTerms; ++order)
-    for (int i = kTerms - 1; i >= order; --i)
-      values[i] = (values[i] - values[i - 1]) / (nodes[i] - nodes[i - order]);
+    for (int i = kTerms - 1; i >= order; --i) values[i] = (values[i] - values[i - 1]) / (nodes[i] - nodes[i - order]);
   std::fill_n(coefficients, kTerms, 0.0);
   for (int i = kTerms - 1; i >= 0; --i) {
     for (int j = kTerms - 1; j > 0; --j) coefficients[j] = coefficients[j - 1] - nodes[i] * coefficients[j];

@@ -18,10 +18,10 @@ struct ResponseInterval {
 };
 
 struct ResponseTable {
-  static constexpr int kOctaves = 53;                                   // of 1 - tau, from 1/2 down to its last bit
-  static constexpr int kOfTau = kOctaves * ResponseInterval::kParts;    // the first interval of tau
-  double exponent;                                                      // 1/a
-  int last;                                                             // the last interval, where tau ends at 0
+  static constexpr int kOctaves = 53;                                 // of 1 - tau, from 1/2 down to its last bit
+  static constexpr int kOfTau = kOctaves * ResponseInterval::kParts;  // the first interval of tau
+  double exponent;                                                    // 1/a
+  int last;                                                           // the last interval, where tau ends at 0
   std::unique_ptr<ResponseInterval[]> intervals;
 };
 

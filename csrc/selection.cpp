@@ -110,10 +110,14 @@ void select(std::size_t rows, std::size_t n, const X* y, std::size_t capacity, s
 void select_slots(Dtype dtype, std::size_t rows, std::size_t n, const void* y, std::size_t capacity,
                   std::int64_t* indices) {
   switch (dtype) {
-    case Dtype::float32: return select(rows, n, static_cast<const float*>(y), capacity, indices);
-    case Dtype::float64: return select(rows, n, static_cast<const double*>(y), capacity, indices);
-    case Dtype::float16: return select(rows, n, static_cast<const Half*>(y), capacity, indices);
-    case Dtype::bfloat16: return select(rows, n, static_cast<const BFloat16*>(y), capacity, indices);
+    case Dtype::float32:
+      return select(rows, n, static_cast<const float*>(y), capacity, indices);
+    case Dtype::float64:
+      return select(rows, n, static_cast<const double*>(y), capacity, indices);
+    case Dtype::float16:
+      return select(rows, n, static_cast<const Half*>(y), capacity, indices);
+    case Dtype::bfloat16:
+      return select(rows, n, static_cast<const BFloat16*>(y), capacity, indices);
   }
 }
 

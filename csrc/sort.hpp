@@ -46,9 +46,7 @@ template <class T>
 struct SortRecord {
   SortKey<T> key;
   std::uint32_t index;
-  bool operator<(const SortRecord& other) const {
-    return key < other.key || (key == other.key && index < other.index);
-  }
+  bool operator<(const SortRecord& other) const { return key < other.key || (key == other.key && index < other.index); }
 };
 
 // Bits of a digit: tables of short ones are quickly set up, long ones need fewer passes. Measured, as the lengths.
@@ -120,7 +118,8 @@ Divided<T> divide(const T* x, std::size_t n, SortRecord<T>* here, std::size_t* s
   SortKey<T> least[kMostParts], most[kMostParts];
   for_parts([&](std::size_t part, std::size_t begin, std::size_t end) {
     SortKey<T> lo = ~SortKey<T>(0), hi = 0;
-    for (std::size_t i = begin; i < end; ++i) lo = std::min(lo, descending_key(x[i])), hi = std::max(hi, descending_key(x[i]));
+    for (std::size_t i = begin; i < end; ++i)
+      lo = std::min(lo, descending_key(x[i])), hi = std::max(hi, descending_key(x[i]));
     least[part] = lo, most[part] = hi;
   });
   const SortKey<T> first = *std::min_element(least, least + parts), last = *std::max_element(most, most + parts);
@@ -160,7 +159,7 @@ void sort_descending(const T* x, std::size_t n, SortWorkspace<T>& work, Index* o
     for (std::size_t i = 0; i < n; ++i) values[i] = Value(x[i] + T(0));
     return;
   }
-  SortRecord<T> *here = work.here.get(), *there = work.there.get();
+  SortRecord<T>*here = work.here.get(), *there = work.there.get();
   const auto sort_some = [&](std::size_t begin, std::size_t end, SortKey<T> first, int bits) {
     const SortRecord<T>* sorted = sort_records(here + begin, there + begin, end - begin, bits);
     for (std::size_t i = begin; i < end; ++i) {

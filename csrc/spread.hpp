@@ -177,9 +177,12 @@ void write_piece(const Piece& piece, bool is_long, F&& f) {
 template <class X>
 bool cuts_hard(const Piece& piece, const Spread& row, Wide<X>& bound) {
   using T = Wide<X>;
-  if (row.lam != 0 || !(::fabs(row.state.pivot) < kInfinity) || !(piece.left <= 0 || piece.left == kInfinity)) return false;
+  if (row.lam != 0 || !(::fabs(row.state.pivot) < kInfinity) || !(piece.left <= 0 || piece.left == kInfinity))
+    return false;
   const T pivot = most_to<T>(row.state.pivot);
-  bound = piece.left > 0 ? least_from<T>(row.state.pivot) : pivot < T(Limits<T>::largest) ? next_up(pivot) : T(kInfinity);
+  bound = piece.left > 0                  ? least_from<T>(row.state.pivot)
+          : pivot < T(Limits<T>::largest) ? next_up(pivot)
+                                          : T(kInfinity);
   return true;
 }
 

@@ -145,8 +145,8 @@ double half_way(double pivot, double lam, double lo, double hi) {
 // residual is met or the bracket is a few roundings wide, of delta or of ``unit`` if that is larger. From
 // a residual of ``tolerance`` on, one more step is enough, provided that the slope hardly changes over it.
 template <class Kind>
-SPARSETOPK_LOOP double solve_delta(const Distances& distances, double k, double lam, double lo, double hi,
-                                   double start, double unit, double tolerance, const Kind& kind) {
+SPARSETOPK_LOOP double solve_delta(const Distances& distances, double k, double lam, double lo, double hi, double start,
+                                   double unit, double tolerance, const Kind& kind) {
   Equation<Kind> equation(distances, kind);
   const double pivot = distances.distance.pivot;
   const double e = 1 / kind.exponent;

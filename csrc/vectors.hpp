@@ -48,16 +48,16 @@ inline Vector<T> all_lanes(T value) {
 // The larger and the smaller, b where a or b is NaN: one instruction, where compilers take two next to a constant.
 #ifdef SPARSETOPK_X86
 #if defined(__AVX512F__)
-#define SPARSETOPK_LANES(name, bits)                                                                                 \
-  if constexpr (bits == 32) return (V)_mm512_mask_##name##_ps((__m512)a, __mmask16(-1), (__m512)a, (__m512)b);       \
+#define SPARSETOPK_LANES(name, bits)                                                                           \
+  if constexpr (bits == 32) return (V)_mm512_mask_##name##_ps((__m512)a, __mmask16(-1), (__m512)a, (__m512)b); \
   if constexpr (bits == 64) return (V)_mm512_mask_##name##_pd((__m512d)a, __mmask8(-1), (__m512d)a, (__m512d)b);
 #elif defined(__AVX2__)
-#define SPARSETOPK_LANES(name, bits)                                                                                 \
-  if constexpr (bits == 32) return (V)_mm256_##name##_ps((__m256)a, (__m256)b);                                      \
+#define SPARSETOPK_LANES(name, bits)                                            \
+  if constexpr (bits == 32) return (V)_mm256_##name##_ps((__m256)a, (__m256)b); \
   if constexpr (bits == 64) return (V)_mm256_##name##_pd((__m256d)a, (__m256d)b);
 #else
-#define SPARSETOPK_LANES(name, bits)                                                                                 \
-  if constexpr (bits == 32) return (V)_mm_##name##_ps((__m128)a, (__m128)b);                                         \
+#define SPARSETOPK_LANES(name, bits)                                         \
+  if constexpr (bits == 32) return (V)_mm_##name##_ps((__m128)a, (__m128)b); \
   if constexpr (bits == 64) return (V)_mm_##name##_pd((__m128d)a, (__m128d)b);
 #endif
 template <class V>

@@ -106,6 +106,7 @@ def benchmarks():
         json.loads((BENCHMARKS / f"{name}.json").read_text()) for name in ("torch", "jax", "scale")
     )
     draw_shapes(torch["shapes"])
+    draw_lengths(torch["lengths"])
     opening = SPEED.format(
         kernels=torch["kernels"], torch=torch["versions"]["torch"], jax=jax["versions"]["jax"]
     )
@@ -136,6 +137,23 @@ def draw_shapes(runs):
     save(figure, OUT, "shapes")
 
 
+def draw_lengths(runs):
+    plt = pyplot()
+    figure, ax = plt.subplots(figsize=(8, 4), layout="constrained")
+    for name in runs[0]["ns"]:
+        at = [(run["n"], run["ns"][name]) for run in runs if name in run["ns"]]
+        ours = name in ("topk_mask", "soft_rank")
+        ax.plot(*zip(*at, strict=True), marker="o", ms=3, lw=2.5 if ours else 1.2, label=name)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.set_xlabel("n, a tenth of it selected")
+    ax.set_ylabel("nanoseconds for each entry")
+    ax.legend(frameon=False, ncols=2)
+    tidy(ax)
+    save(figure, OUT, "lengths")
+
+
 def of_torch(content):
     rows = [["rows x n", "k", "torch.topk", "x.clone()", "forward", "backward", "forward / topk"]]
     for run in content["shapes"]:
@@ -151,14 +169,30 @@ def of_torch(content):
     peers = [["forward + backward", *sizes]]
     for name in content["peers"][sizes[0]]:
         peers.append([name, *(f"{content['peers'][size][name]:.3g}" for size in sizes)])
+    selected = [["rows x n", "k", *content["selection"][0]["ms"]]]
+    for run in content["selection"]:
+        selected.append([shape(run), f"{run['k']:,}", *(f"{ms:.3g}" for ms in run["ms"].values())])
+    threads = [["rows x n", "k", "forward", "forward + backward"]]
+    for run in content["two threads"]:
+        ratios = (run["ms"][f"{n}, 1"] / run["ms"][f"{n}, 2"] for n in threads[0][2:])
+        threads.append([shape(run), f"{run['k']:,}", *(f"{ratio:.2f}" for ratio in ratios)])
     return [
         "![Time of the relaxed mask over that of torch.topk, by shape](shapes.svg)",
         f"A call on one short row is another matter: of its {short['topk_mask']:.0f} microseconds most "
         f"go into Python and autograd, where `torch.topk` takes {short['torch.topk']:.0f}.",
         table(rows),
+        "![Nanoseconds for each entry over the length of rows](lengths.svg)",
+        "Forward, in rows of n entries, as many as make a million, or one: from what n on the fixed "
+        "part of a call is paid, and where rows leave the caches.",
         "## Other operators and other input",
-        "Forward, against the mask with p = 2 on N(0, 1). The last four are the mask on other input.",
+        "Forward, against the mask with p = 2 on N(0, 1); from Cauchy on the mask on other input.",
         table(others),
+        "## Threads",
+        "How many times as fast two threads are as one.",
+        table(threads),
+        "## Selection",
+        "`topk_select` against `torch.topk` with a gather, forward, in milliseconds.",
+        table(selected),
         "## Against other libraries",
         "Milliseconds, k = 10,000 of 1,000,000 entries and 5 of 1,000.",
         table(peers),
@@ -211,7 +245,9 @@ by another solver. Sinkhorn has 20 iterations, perturbed 20 samples.
 
 Nonzeros are counted per row, in masks and in the gradients of the scores, over all of training. Time of
 a step and bytes kept for its backward are relative to the hard operator, each in one run; other work
-shared the cores. Methods in bold are ours.
+shared the cores. Methods in bold are ours. They come in eight forms, so that the best of them had more
+settings to choose from than a rival has; and `backward k = 1` was found in pilot runs of the indexer,
+with other data.
 """
 
 

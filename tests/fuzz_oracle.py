@@ -273,7 +273,7 @@ class Oracle:
                     np.abs(g * whole_lam),
                 )
             )
-            + total(np.abs(g * of_lam) + b * np.abs(g * t)),
+            + total(np.abs(g * of_lam) + b * np.abs(g * np.where(above, self.alone, t))),
         )
         found = Answer(self.sign * y, self.sign * dx, dk, dlam)
         return found, terms, inside, above, (s, rho, left)
@@ -304,7 +304,13 @@ class Oracle:
         jumps = (self.gap >= 0) & (self.gap <= 8 * of_row)
         if self.curve.p > 2:  # no closer to 0 are the slopes of S told from each other
             least = 1e-130 if eps < 1e-10 else 1e-17
-            jumps = jumps | (inside & (at.t - self.curve.zero < least)).any(-1, keepdims=True)
+            near = inside & (at.t - self.curve.zero < least)
+            near = near | (above & (self.alone < least))
+            jumps = jumps | near.any(-1, keepdims=True)
+        if self.curve.e > 1:  # a threshold at the edge of a gap is as good, where S is flat
+            edge = self.curve.e * residual ** (1 - 1 / self.curve.e) / rows.lam
+            edge = np.where(self.gap >= 0, edge, 0.0) * 4 * np.abs(rows.g).max(-1, keepdims=True)
+            slack[1], slack[3] = slack[1] + edge, slack[3] + self.n * edge
         for by in (of_row, -of_row):
             moved = Solved(
                 at.t + by, np.maximum(at.v - rows.lam * by, 0 * at.v) if self.curved else at.v

@@ -153,9 +153,9 @@ MATHS = [
 KERNELS = [
     Mutation(
         "sign: a lone magnitude for p = 2",
-        "kinds.hpp",
-        "return a / (1 + lam);",
-        "return a / (1 - lam);",
+        "power.hpp",
+        "if constexpr (E == 1) return target / (1 + linear);",
+        "if constexpr (E == 1) return target / (1 - linear);",
     ),
     Mutation(
         "guard: the threshold of signs is not below 0",
@@ -185,10 +185,10 @@ KERNELS = [
         "row.k > 0 ? row.k : 0",
     ),
     Mutation(
-        "sign: a lone entry in PAV",
+        "sign: a block in PAV",
         "pav.hpp",
-        "if (e == 1) return target / (1 + linear);",
-        "if (e == 1) return target / (1 - linear);",
+        "return (weight - offset) / size;",
+        "return (weight + offset) / size;",
     ),
 ]
 

@@ -124,3 +124,18 @@ def test_labels_that_are_none():
     for completion in ("best", "spread", None):
         inside = jax.jit(lambda x, c=completion: st.topk_loss(x, y, 3, completion=c))(X)
         np.testing.assert_allclose(inside, st.topk_loss(X, y, 3, completion=completion), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("topk_mask", 1.1), ("topk", 1.1), ("topk_loss", 1.1), ("soft_rank", 3.1)]
+)
+def test_what_a_backward_keeps(name, most):
+    """In units of x: softmax keeps 1. Of rows by blocks these are kept too."""
+    f = getattr(st, name)
+    call = {
+        "topk_loss": lambda x: f(x, jnp.zeros(64, int), 3),
+        "soft_rank": lambda x: f(x, 0.1),
+    }.get(name, lambda x: f(x, 10, 0.1))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 500)), jnp.float32)
+    kept = jax.tree.leaves(jax.vjp(call, x)[1])
+    assert sum(v.nbytes for v in kept if hasattr(v, "nbytes")) <= most * x.nbytes

@@ -228,3 +228,35 @@ def test_losses_and_routers_over_devices():
             close([found.balance], [expected.balance], name)
         """
     )
+
+
+def test_what_moves_between_devices():
+    """As docs/jax.md has it: where a row itself is sharded, numbers of each row are added up."""
+    run(
+        """
+        m = mesh(AxisType.Auto)
+        row, rows = P(None, None, "b"), P("a")
+
+        def program(f, spec, out):
+            local = jax.shard_map(f, mesh=m, in_specs=spec, out_specs=out)
+            text = jax.jit(local).lower(x).compile().as_text()
+            shapes = " ".join(re.findall(r"= (.*?) all-reduce\\(", text))
+            sizes = [s.split(",") for s in re.findall(r"32\\[(.*?)\\]", shapes)]
+            return moves(text), max(np.prod([int(v or 1) for v in size]) for size in sizes)
+
+        forward = lambda x: st.topk_mask(x, 5, 0.3, axis_name="b")
+        backward = lambda x: jax.vjp(forward, x)[1](jnp.cos(x))[0]
+        for f, out in (
+            (forward, row),
+            (backward, row),
+            (lambda x: st.topk_select(x, 5, 0.3, capacity=6, axis_name="b").values, row),
+            (lambda x: st.topk_loss(x, labels, 3, 0.3, axis_name="b", reduction="none"), P()),
+        ):
+            kinds, most = program(f, row, out)
+            assert kinds == ["all-reduce"], kinds
+            assert most <= 32, most  # a number for each of the 8 x 4 rows
+        place = NamedSharding(m, rows)
+        text = jax.jit(lambda x: st.choose_lam(x, 5)).lower(jax.device_put(x, place)).compile().as_text()
+        assert "all-gather" in moves(text), moves(text)
+        """
+    )

@@ -311,12 +311,12 @@ def test_fork_while_another_thread_is_at_work():
 @pytest.mark.parametrize(
     "call",
     [
-        "argsort_descending(8, 1, 1 << 58, 0, 0)",
-        "solve_isotonic(0, 1.0, 1, 1 << 58, 0, 0, 0, 0, 0)",
-        "solve_permutahedron(0, 1.0, 1 << 58, 1, 8, 0, 1, 8, 0, 0, 0, 0, 0)",
-        "permutahedron_forward(1.0, 4, 1, 1 << 58, 0, 1, 4, 0, 0, 0, 0, 0, 0, 0)",
-        "pieces_block_sums(0, 1 << 56, 1, 1.0, False, 1.0, 1.0, 0.0, 0.0, False, 0)",
-        "pieces_masses(0, 1 << 60, 1, 1.0, False, 1.0, 1.0, 0.0, 0.0, False)",
+        "argsort_descending(8, 1, 1 << 58, 64, 64)",
+        "solve_isotonic(0, 1.0, 1, 1 << 58, 64, 64, 64, 64, 64)",
+        "solve_permutahedron(0, 1.0, 1 << 58, 1, 8, 64, 1, 8, 64, 64, 64, 64, 64, 1)",
+        "permutahedron_forward(1.0, 4, 1, 1 << 58, 1, 64, 1, 4, 64, 64, 64, 0, 0, 0, 0, 1)",
+        "pieces_block_sums(64, 1 << 56, 1, 1.0, False, 1.0, 1.0, 0.0, 0.0, False, 64)",
+        "pieces_masses(64, 1 << 56, 1, 1.0, False, 1.0, 1.0, 0.0, 0.0, False)",
     ],
 )
 def test_memory_that_cannot_be_had_is_an_error_of_python(call):

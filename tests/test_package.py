@@ -71,7 +71,7 @@ def test_public_names_have_the_signature_of_numpy(framework, axis):
     [
         ("sparsetopk", set()),
         ("sparsetopk.torch", set()),
-        ("sparsetopk.jax", {"moe", "prune", "selectors"}),
+        ("sparsetopk.jax", {"moe", "prune"}),
     ],
 )
 def test_internals_have_an_underscore(module, modules):
@@ -215,6 +215,12 @@ def test_private_functions_of_torch_stand_in_one_module():
             used = [line for line in path.read_text().splitlines() if pattern.search(line)]
             used = [line for line in used if "import" not in line]
             assert not used, (path, used)
+
+
+def test_nothing_private_of_jax_is_used():
+    package = Path(sparsetopk.__file__).parent
+    for path in package.rglob("*.py"):
+        assert not re.search(r"jax\._|jaxlib\._|from jax\.\w+ import _", path.read_text()), path
 
 
 def test_notes_of_a_release():

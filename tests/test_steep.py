@@ -121,3 +121,20 @@ def test_magnitudes_keep_their_digits_for_tiny_lam(st, scale):
     x = scale * np.array([2500.0, -0.8])
     found = st.topk_mag(x, 1.5, 1e-23)
     np.testing.assert_allclose(found, x * [1.0, 0.5], rtol=1e-12)
+
+
+def test_a_threshold_that_starts_at_zero_is_not_held_there():
+    """Where lam is the size of the entries, the first guess of a threshold is 0, and it moves on."""
+    x = 1 + 1e-7 * np.random.default_rng(0).integers(0, 6, size=(1, 33))
+    g, dx = np.random.default_rng(1).normal(size=(2, 1, 33))
+    dy = sparsetopk.topk_sign_jvp(x, 32.0, 1.0, dx=dx)
+    found = sparsetopk.topk_sign_vjp(x, 32.0, 1.0, dy=g).x
+    np.testing.assert_allclose((g * dy).sum(), (found * dx).sum(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("p", [2.5, 6.0])
+def test_choose_lam_leaves_as_many_fractional_for_large_p(p):
+    x = np.random.default_rng(0).normal(size=(60, 64))
+    lam = sparsetopk.choose_lam(x, 10, fractional=8, p=p)
+    y = sparsetopk.topk_mask(x, 10, lam, p=p)
+    assert (((y > 0) & (y < 1)).sum(axis=-1) >= 8).all()

@@ -23,10 +23,13 @@ FUNCTIONS = {
 W = torch.linspace(3.0, 0.0, 17)
 
 
-@pytest.mark.parametrize("f", FUNCTIONS.values(), ids=FUNCTIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("f", "dtype"),
+    [*((f, torch.float32) for f in FUNCTIONS.values()), (FUNCTIONS["rank"], torch.float64)],
+    ids=[*FUNCTIONS, "rank in float64"],
+)
 def test_a_thousand_rows(f, dtype):
-    """Ties, constants, tiny and huge lam, hard rows; infinities and NaN make their row NaN."""
+    """Ties, constants, tiny and huge lam, hard rows, padding; infinity and NaN as the core has them."""
     rng = np.random.default_rng(1)
     x = torch.from_numpy(rng.normal(size=(1000, 17)))
     x[:100] = x[:100].round()

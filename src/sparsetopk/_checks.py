@@ -31,6 +31,8 @@ def check_p(p: float) -> float:
 
 def check_exponent(p: float) -> float:
     """1/(p - 1)."""
+    if type(p) is float and p == 2.0:  # most calls, which should be short
+        return 1.0
     return exponent(check_p(p))
 
 

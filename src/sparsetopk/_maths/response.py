@@ -77,7 +77,9 @@ class Split(NamedTuple):
             far = (float(xp.finfo(lam.dtype).max) / 2) ** (1.0 / max(1.0, operator.exponent))
             reached = reg.response(xp.clip(t, reg.zero, far)) >= level
         above = (taking_part & reached) | (everything & (a > -xp.inf))
-        held = soft & (pivot == 0) if operator.op == SIGN else xp.zeros_like(soft)
+        held = xp.zeros_like(soft)
+        if operator.op == SIGN:
+            held = soft & (pivot == 0) & (state.delta == 0)
         inside = (taking_part | held) & ~above
         taken, size = sums([above, inside])
         return cls(

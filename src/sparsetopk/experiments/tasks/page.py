@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..runs import mean_and_error
-from .methods import DISTILLED, METHODS
+from .methods import DISTILLED, METHODS, RAMP
 
 HEADER = [
     "method",
@@ -42,18 +42,19 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def verdict(result: dict[str, Any]) -> str:
-    """Which method is best, and how far the best of ours is from it."""
+    """Which method is best, and how far the best of ours, or of others, is from it."""
     found = result["results"]["methods"]
-    best = max(found, key=lambda name: _mean(found[name]))
-    ours = max((n for n in found if METHODS[n].ours), key=lambda name: _mean(found[name]))
-    if best == ours:
-        return f"Best: {best}, one of ours ({_quality(found[best])} %)."
-    behind = _mean(found[best]) - _mean(found[ours])
-    error = sum(mean_and_error(found[n]["quality"])[1] ** 2 for n in (best, ours)) ** 0.5
+    best, *others = sorted(found, key=lambda name: -_mean(found[name]))
+    ours = METHODS[best].ours
+    other = next(name for name in others if METHODS[name].ours != ours)
+    behind = _mean(found[best]) - _mean(found[other])
+    error = sum(mean_and_error(found[n]["quality"])[1] ** 2 for n in (best, other)) ** 0.5
     near = "within one standard error of it" if behind <= error else "worse"
+    left_out = [name for name in METHODS if name not in found and name not in (RAMP, DISTILLED)]
     return (
-        f"Best: {best} ({_quality(found[best])} %). The best of ours, {ours} "
-        f"({_quality(found[ours])} %), is {near}."
+        f"Best: {best}{', one of ours' if ours else ''} ({_quality(found[best])} %). The best of "
+        f"{'the others' if ours else 'ours'}, {other} ({_quality(found[other])} %), is {near}."
+        + (f" Not run: {', '.join(left_out)}." if left_out else "")
     )
 
 

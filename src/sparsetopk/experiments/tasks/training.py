@@ -179,7 +179,7 @@ def run(name: str, options: Options) -> dict[str, Any]:
         }
     costs = book.run(
         "cost",
-        {"steps": steps},
+        {"methods": list(results)},
         lambda _: cost(make, data, list(results), 20 if options.full else 3),
     )
     return book.finish({"seeds": seeds, "steps": steps}, {"methods": results, "cost": costs})

@@ -285,6 +285,20 @@ def _losses(
     setting: _LossSetting,
 ) -> tuple[Array, Array]:
     """Of every row, and its weight, in the dtype of the computation."""
+    of_rows = partial(_of_rows, axis=axis, setting=setting)
+    # A backward keeps the logits, and not what is made of them.
+    return jax.checkpoint(of_rows)(logits, targets, k, lam, weight)
+
+
+def _of_rows(
+    logits: Array,
+    targets: Array,
+    k: Array | Count,
+    lam: Array,
+    weight: Array | None,
+    axis: int,
+    setting: _LossSetting,
+) -> tuple[Array, Array]:
     rows, axis_name = Rows("logits", logits, axis), setting.of_value.axis_name
     t, counted = _Targets.of(targets, rows, axis_name, setting.ignored)
     lam, x = rows.per_row(lam), rows.data.astype(t.dtype)

@@ -27,7 +27,7 @@ from .._rows import isotonic
 from .._rows import namespace as xp
 from .._rows.arguments import Number, Rows, check_lam, check_number, compute_dtype, is_readable
 from .._rows.compiled import compiled, entries, scalars
-from .._rows.isotonic import Setting, respond
+from .._rows.isotonic import Setting, keeping_solved, respond
 from .._rows.threshold import unsigned_zero
 
 
@@ -114,8 +114,14 @@ def _solved(*at: Any) -> tuple[Any, Any]:
 @compiled("axis", "setting", results=_solved)
 def _y(x: Array, w: Array, lam: Number, axis: int, setting: Setting) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
-    relaxed = _Relaxed.of(rows.data, _along(rows, w), rows.per_row(lam), setting)
-    return rows.restore(relaxed.y()), rows.unflatten(relaxed.residual)
+
+    @keeping_solved
+    def result(x: Array, w: Array, lam: Array) -> tuple[Array, Array]:
+        relaxed = _Relaxed.of(x, w, lam, setting)
+        return relaxed.y(), relaxed.residual
+
+    y, residual = result(rows.data, _along(rows, w), rows.per_row(lam))
+    return rows.restore(y), rows.unflatten(residual)
 
 
 @compiled("axis", "setting", results=lambda *at: (scalars(*at), entries(*at)))
@@ -130,12 +136,16 @@ def _sorted(
     x: Array, lam: Number, axis: int, setting: Setting, descending: bool
 ) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
-    lam = rows.per_row(lam)
-    x = rows.data.astype(lam.dtype)
-    rho, w, there = padding.sorting(xp, x, lam, setting.exponent, descending)
-    relaxed = _Relaxed.of(rho, w, lam, setting)
-    y = jnp.where(there | relaxed.invalid, relaxed.y(), -jnp.inf)
-    return rows.restore(y), rows.unflatten(relaxed.residual)
+
+    @keeping_solved
+    def result(x: Array, lam: Array) -> tuple[Array, Array]:
+        x = x.astype(lam.dtype)
+        rho, w, there = padding.sorting(xp, x, lam, setting.exponent, descending)
+        relaxed = _Relaxed.of(rho, w, lam, setting)
+        return jnp.where(there | relaxed.invalid, relaxed.y(), -jnp.inf), relaxed.residual
+
+    y, residual = result(rows.data, rows.per_row(lam))
+    return rows.restore(y), rows.unflatten(residual)
 
 
 @compiled("axis", "setting", "descending", results=_solved)
@@ -143,10 +153,15 @@ def _ranked(
     x: Array, lam: Number, axis: int, setting: Setting, descending: bool
 ) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
-    lam = rows.per_row(lam)
-    z = padding.ranking(xp, rows.data.astype(lam.dtype), lam, setting.exponent, descending)
-    relaxed = _Relaxed.of(z, _rho(rows), lam, setting)
-    return rows.restore(relaxed.y()), rows.unflatten(relaxed.residual)
+
+    @keeping_solved
+    def result(x: Array, lam: Array) -> tuple[Array, Array]:
+        z = padding.ranking(xp, x.astype(lam.dtype), lam, setting.exponent, descending)
+        relaxed = _Relaxed.of(z, _rho(rows), lam, setting)
+        return relaxed.y(), relaxed.residual
+
+    y, residual = result(rows.data, rows.per_row(lam))
+    return rows.restore(y), rows.unflatten(residual)
 
 
 def _rho(rows: Rows) -> Array:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
 from ..._maths import dykstra, isotonic
@@ -47,7 +48,13 @@ def solve(x: Array, w: Array, lam: Array, setting: Setting) -> tuple[Solved, Arr
     if setting.rule is not None:
         return dykstra.solve(xp, x, w, lam, setting.phi_name, setting.rule)
     found = pav.solve(x, w, lam, setting.phi_name, setting.exponent)
-    return Solved(*found), xp.zeros_like(lam)
+    return Solved(*(checkpoint_name(v, "solved") for v in found)), xp.zeros_like(lam)
+
+
+# Of what is computed, a backward keeps what the solver found, and nothing else.
+keeping_solved = partial(
+    jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("solved")
+)
 
 
 def _blocks(x: Array, w: Array, lam: Array, d: Array, block: Array, setting: Setting) -> Blocks:

@@ -7,7 +7,7 @@ nothing else; on the CPU the compiled core has that too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from ..._maths.threshold import State
 from .._solvers.plain import Shards, row_sums, sums_over
 from . import namespace as xp
 from .arguments import AxisName
-from .calls import RowCall
+from .calls import RowCall, alike
 from .promotion import promoting
 
 
@@ -62,7 +62,14 @@ def solve_in_xla(x: Array, whole: Array, frac: Array, lam: Array, setting: Setti
     return Solved(unsigned_zero(y).astype(x.dtype), *state)
 
 
-def relaxed(x: Array, k: Count, lam: Array, state: State, setting: Setting) -> Relaxed:
+def relaxed(
+    x: Array,
+    k: Count,
+    lam: Array,
+    state: State,
+    setting: Setting,
+    sums: Callable[..., list[Array]] | None = None,
+) -> Relaxed:
     """Solved rows, live."""
     return Relaxed.of(
         xp,
@@ -71,7 +78,7 @@ def relaxed(x: Array, k: Count, lam: Array, state: State, setting: Setting) -> R
         lam,
         State(lax.stop_gradient(state.pivot), state.delta),
         setting.kind,
-        sums=sums_over(setting.axis_name),
+        sums=sums or sums_over(setting.axis_name),
         floor=lam_floor(xp, x.dtype, setting.kind),
         may_be_hard=setting.hard is not False,
     )
@@ -141,12 +148,25 @@ def _tangent(
 
     For tangents of x, k and lam, or None.
     """
-    x, whole, frac, lam, pivot, delta = state
-    rows = relaxed(x, Count(whole, frac), lam, State(pivot, delta), setting)
     dx, dk, dlam = tangents
+    axis_name, sums = setting.axis_name, None
+    if axis_name is not None:
+        # Numbers of a row vary with the shards before each is one for every entry of a shard: so what
+        # goes back over the shards are numbers too.
+        state = alike(state)
+        dk, dlam = (None if d is None else alike([state[0], d])[1] for d in (dk, dlam))
+        sums = _varying_sums(state[0], axis_name)
+    x, whole, frac, lam, pivot, delta = state
+    rows = relaxed(x, Count(whole, frac), lam, State(pivot, delta), setting, sums)
     dx = None if dx is None else dx.astype(lam.dtype)
     ddelta, dy = rows.tangent(dx, dk, dlam, hard_mask(rows, setting))
-    return dy, ddelta
+    return dy, ddelta if axis_name is None else lax.pmean(ddelta, axis_name)
+
+
+def _varying_sums(x: Array, axis_name: AxisName) -> Callable[..., list[Array]]:
+    """Over all shards, as numbers that vary as x does."""
+    plain = sums_over(axis_name)
+    return lambda values, linear=False: [alike([x, v])[1] for v in plain(values, linear)]
 
 
 # As calls: their first arguments are x, whole, frac and lam, and those of the derivatives have the state

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -58,8 +60,17 @@ def place(t: Tensor) -> int:
     return t.data_ptr()
 
 
-def _per_row(value: Tensor, stride: int, m: int) -> tuple[int, int]:
-    return address(value, torch.float64, m if stride else 1), stride
+class Numbers(NamedTuple):
+    """k or lam in float64: where they are, how far those of two rows are apart, and what keeps them."""
+
+    at: int
+    stride: int
+    keeper: Tensor
+
+    @classmethod
+    def of(cls, value: Tensor, rows: int | None) -> Numbers:
+        """One for each of the rows, or (None) one for all of them."""
+        return cls(address(value, torch.float64, rows or 1), 0 if rows is None else 1, value)
 
 
 def has(operator: Operator) -> bool:
@@ -67,37 +78,40 @@ def has(operator: Operator) -> bool:
     return native is not None and operator.is_compiled
 
 
-def forward(
-    x: Tensor, k: Tensor, k_stride: int, lam: Tensor, lam_stride: int, operator: Operator
-) -> tuple[Tensor, Tensor]:
-    """The output, and the state (m, 2); k and lam are float64, with stride 0 if one serves all rows."""
-    n = x.shape[-1]
-    m = x.numel() // n
-    y, state = torch.empty_like(x), x.new_empty((m, 2), dtype=torch.float64)
+def forward(x: Tensor, k: Numbers, lam: Numbers, operator: Operator) -> tuple[Tensor, Tensor]:
+    """The output, and the state (m, 2)."""
+    state = x.new_empty((x.numel() // x.shape[-1], 2), dtype=torch.float64)
+    return output(x, k, lam, operator, state), state
+
+
+def output(
+    x: Tensor, k: Numbers, lam: Numbers, operator: Operator, state: Tensor | None = None
+) -> Tensor:
+    """The output; the state is written where there is one."""
+    n, count, y = x.shape[-1], x.numel(), torch.empty_like(x)
+    m = count // n
     native.threshold_forward(
         *operator,
         DTYPES[x.dtype],
         m,
         n,
         n,
-        address(x, x.dtype, m * n),
-        *_per_row(k, k_stride, m),
-        *_per_row(lam, lam_stride, m),
+        address(x, x.dtype, count),
+        *k[:2],
+        *lam[:2],
         address(state, torch.float64, 2 * m),
-        address(y, x.dtype, m * n),
+        address(y, x.dtype, count),
         torch.get_num_threads(),
     )
-    return y, state
+    return y
 
 
 def backward(
     x: Tensor,
     g: Tensor,
     state: Tensor,
-    k: Tensor,
-    k_stride: int,
-    lam: Tensor,
-    lam_stride: int,
+    k: Numbers,
+    lam: Numbers,
     operator: Operator,
     in_k: bool,
     in_lam: bool,
@@ -115,8 +129,8 @@ def backward(
         n,
         n,
         address(x, x.dtype, m * n),
-        *_per_row(k, k_stride, m),
-        *_per_row(lam, lam_stride, m),
+        *k[:2],
+        *lam[:2],
         address(state, torch.float64, 2 * m),
         address(g, x.dtype, m * n),
         address(dx, x.dtype, m * n),
@@ -132,10 +146,8 @@ def loss(
     t: Tensor | None,
     ignored: int,
     spread: bool,
-    k: Tensor,
-    k_stride: int,
-    lam: Tensor,
-    lam_stride: int,
+    k: Numbers,
+    lam: Numbers,
     operator: Operator,
 ) -> tuple[Tensor, Tensor, int, float]:
     """y - t, f(x, 1_k) - <x, t> of every row (m) in float64, how many rows count, and their sum.
@@ -156,8 +168,8 @@ def loss(
         n,
         n,
         address(x, x.dtype, m * n),
-        *_per_row(k, k_stride, m),
-        *_per_row(lam, lam_stride, m),
+        *k[:2],
+        *lam[:2],
         address(state, torch.float64, 2 * m),
         address(t if labels else None, torch.int64, m),
         ignored,

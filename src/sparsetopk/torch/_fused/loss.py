@@ -73,10 +73,10 @@ def forward(x: Tensor, call: Call) -> tuple[Tensor, Tensor | float, Tensor]:
     """The loss, the factor of every row, and its gradient with the classes last."""
     rows, t = Rows("logits", x, call.dim), call.t
     data = fused.contiguous(x.detach(), call.dim)
-    numbers = *fused.numbers(rows, call.k), *fused.numbers(rows, call.lam)
+    k, lam = fused.numbers(rows, call.k), fused.numbers(rows, call.lam)
     spread = call.completion == "spread"
     residual, values, count, total = kernels.loss(
-        data, t.contiguous(), call.ignored, spread, *numbers, call.operator
+        data, t.contiguous(), call.ignored, spread, k, lam, call.operator
     )
     if count < 0:
         raise ValueError(
@@ -87,7 +87,7 @@ def forward(x: Tensor, call: Call) -> tuple[Tensor, Tensor | float, Tensor]:
         others = _others(rows, call)
         left = fused.numbers(others, _left(rows, call))
         y, best, _, _ = kernels.loss(
-            others.x.contiguous(), None, 0, False, *left, *numbers[2:], call.operator
+            others.x.contiguous(), None, 0, False, left, lam, call.operator
         )
         residual -= y.reshape(residual.shape)
         values += _ones(rows, call) - best

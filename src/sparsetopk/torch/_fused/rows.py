@@ -17,18 +17,20 @@ from ..._maths.operator import Operator
 from .._rows.arguments import Number, Rows, is_plain
 from .._rows.differentiable import from_state
 from . import kernels
+from .kernels import Numbers
 
 
 def takes(rows: Rows, k: Number, lam: Number, operator: Operator) -> bool:
     """Whether there is a kernel for the operator, and the tensors are such that it can be called."""
-    return not torch.compiler.is_compiling() and kernels.has(operator) and is_plain(rows.x, k, lam)
+    return is_plain(rows.x, k, lam) and kernels.has(operator)
 
 
 def evaluate(rows: Rows, k: Number, lam: Number, operator: Operator) -> Tensor:
     """The operator, for checked arguments."""
     if torch.is_grad_enabled() and (rows.x.requires_grad or requires_grad(k, lam)):
         return _Fused.apply(rows.x, k, lam, rows.name, rows.dim, operator)  # type: ignore[no-untyped-call]
-    return forward(rows, k, lam, operator)[0]
+    x = contiguous(rows.x, rows.dim)
+    return restore(rows, kernels.output(x, numbers(rows, k), numbers(rows, lam), operator))
 
 
 def requires_grad(*values: object) -> bool:
@@ -36,18 +38,18 @@ def requires_grad(*values: object) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _constant(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64, device="cpu")
+def _constant(value: float) -> Numbers:
+    return Numbers.of(torch.tensor(value, dtype=torch.float64, device="cpu"), None)
 
 
-def numbers(rows: Rows, value: Number) -> tuple[Tensor, int]:
-    """float64 numbers that the caller keeps alive, and the stride between those of two rows."""
+def numbers(rows: Rows, value: Number) -> Numbers:
+    """A checked k or lam for the core."""
     if not isinstance(value, Tensor):
-        return _constant(float(value)), 0
+        return _constant(float(value))
     value = value.detach()
     if value.numel() == 1:
-        return value.to(torch.float64), 0
-    return rows.per_row(value).contiguous(), 1
+        return Numbers.of(value.to(torch.float64), None)
+    return Numbers.of(rows.per_row(value).contiguous(), rows.x.numel() // rows.n)
 
 
 def rows_last(x: Tensor, dim: int) -> Tensor:
@@ -65,8 +67,8 @@ def restore(rows: Rows, y: Tensor) -> Tensor:
 
 def forward(rows: Rows, k: Number, lam: Number, operator: Operator) -> tuple[Tensor, Tensor]:
     """The output, and the state (m, 2)."""
-    x = contiguous(rows.x.detach(), rows.dim)
-    y, state = kernels.forward(x, *numbers(rows, k), *numbers(rows, lam), operator)
+    x = contiguous(rows.x, rows.dim)
+    y, state = kernels.forward(x, numbers(rows, k), numbers(rows, lam), operator)
     return restore(rows, y), state
 
 
@@ -103,7 +105,7 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """The cotangents of x, k and lam."""
     x, g = contiguous(rows.x, rows.dim), contiguous(g, rows.dim)
-    k_and_lam = *numbers(rows, k), *numbers(rows, lam)
+    k_and_lam = numbers(rows, k), numbers(rows, lam)
     dx, dk, dlam = kernels.backward(x, g, state, *k_and_lam, operator, *wanted[1:])
     return (restore(rows, dx) if wanted[0] else None, rows.sum_to(dk, k), rows.sum_to(dlam, lam))
 

@@ -273,10 +273,10 @@ class Rows:
 
 
 def check_k_and_lam(rows: Rows, k: Number, lam: Number) -> None:
-    check_number("k", k)
-    check_number("lam", lam)
-    rows.check_shape("k", k)
-    rows.check_shape("lam", lam)
+    for name, value in (("k", k), ("lam", lam)):
+        if type(value) is not float and type(value) is not int:
+            check_number(name, value)
+            rows.check_shape(name, value)
     check_k(k, rows.n, isinstance(k, Tensor) and is_plain(k))
     check_lam(lam, isinstance(lam, Tensor) and is_plain(lam))
 

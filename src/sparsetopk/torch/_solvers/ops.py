@@ -42,7 +42,8 @@ def _threshold_cpu(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) 
     if not kernels.has(operator) or x.numel() == 0:
         return vectorized.solve(x, k, lam, op, exponent, stop_early=True)
     x, k, lam = (kernels.bare(v.contiguous()) for v in (x, k, lam))
-    return kernels.forward(x, k, 1, lam, 1, operator)[1]
+    k_rows, lam_rows = (kernels.Numbers.of(v, x.shape[0]) for v in (k, lam))
+    return kernels.forward(x, k_rows, lam_rows, operator)[1]
 
 
 def _threshold_meta(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Tensor:

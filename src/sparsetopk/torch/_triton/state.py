@@ -31,13 +31,12 @@ def either(tensor: Tensor | None, number: float) -> Number:
 
 def is_served(x: Tensor) -> bool:
     """Whether there are kernels for the device of x: CUDA, or ROCm, which has the same name."""
-    return _HAS_TRITON and x.is_cuda
+    return x.is_cuda and _HAS_TRITON
 
 
 def takes(x: Tensor, n: int, operator: Operator) -> bool:
     """Whether there is a kernel for rows of n entries of x."""
-    fits = 0 < n <= LONGEST and x.numel() > 0
-    return is_served(x) and fits and operator.op != EXP
+    return is_served(x) and 0 < n <= LONGEST and x.numel() > 0 and operator.op != EXP
 
 
 def takes_short(x: Tensor, n: int, operator: Operator) -> bool:
