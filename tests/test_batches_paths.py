@@ -17,6 +17,7 @@ from test_batches import (
     EPS64,
     KINDS,
     PS,
+    Batch,
     assert_close,
     batch,
     function,
@@ -149,3 +150,14 @@ def test_compiled_graphs(kind, p):
     y = f(x, k, lam)
     dx = torch.autograd.grad(y, x, g.float())[0]
     assert_close((y.detach().double().numpy(), dx.double().numpy()), kind, p, 33, EPS32)
+
+
+@pytest.mark.parametrize("kind", ["mask", "sign", "debiased"])
+def test_a_block_that_all_is_left_for_is_whole(kind):
+    """k = 2 entries at the threshold, as far as lam can tell, and nothing that competes with them."""
+    x, g = np.array([[1.0, 1.0, 0.5]]), np.array([[-2.69, 0.97, -0.31]])
+    at = Batch(x, np.array([[2.0]]), np.array([[2e-30]]), g)
+    y, dx = by_shards_of_torch(kind, 1.5, at, torch.float32, [2, 1])
+    np.testing.assert_array_equal(y, [[1.0, 1.0, 0.0]])
+    slope = 1.0 if kind == "debiased" else 0.0
+    np.testing.assert_allclose(dx, slope * g * [1.0, 1.0, 0.0], rtol=1e-6)

@@ -45,6 +45,7 @@ class Split(NamedTuple):
         cls,
         xp: Any,
         a: Array,
+        k: Count,
         lam: Array,
         state: State,
         operator: Operator,
@@ -82,6 +83,10 @@ class Split(NamedTuple):
             held = soft & (pivot == 0) & (state.delta == 0)
         inside = (taking_part | held) & ~above
         taken, size = sums([above, inside])
+        # As much is left as there are entries in the block: it is one by rounding alone.
+        whole = (k.whole - taken >= size) & ~held
+        above, inside = above | (inside & whole), inside & ~whole
+        taken, size = xp.where(whole, taken + size, taken), xp.where(whole, 0, size)
         return cls(
             pivot=pivot,
             invalid=xp.isnan(pivot),
@@ -158,7 +163,7 @@ class Relaxed(NamedTuple):
         a = x if sign is None else x * sign
         if split is None:
             constant = State(still(state.pivot), still(state.delta))
-            split = Split.of(xp, still(a), still(lam), constant, operator, sums, may_be_hard)
+            split = Split.of(xp, still(a), k, still(lam), constant, operator, sums, may_be_hard)
         inside, above = split.inside, split.above
         lam = xp.where(split.relaxed, lam, 1.0)
         origin = xp.where(split.soft, split.pivot, 0.0)
