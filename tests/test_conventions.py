@@ -286,6 +286,16 @@ def test_extreme_numbers_are_no_problem(st, case: Case):
         np.testing.assert_allclose(y.sum(axis=-1, keepdims=True), at[1], atol=atol)
 
 
+@pytest.mark.parametrize("case", [c for c in ALL_MASKS if c.p <= 2], ids=str)
+def test_slopes_in_float16_leave_room(case: Case, monkeypatch):
+    """Entries that share have slopes of 1/lam: they are taken with a lam that float16 can show, with
+    room for sums of them, and are not cut at the largest number."""
+    monkeypatch.setattr(sparsetopk._core, "native", None)
+    x = np.array([1.0, 1.0, 0.5], dtype=np.float16)
+    slopes = np.abs(case.function(sparsetopk, "_jacobian")(x, 1, 1e-7))
+    assert 0 < slopes.max() <= np.finfo(np.float16).max / 4
+
+
 # limits
 
 
