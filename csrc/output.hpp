@@ -325,10 +325,11 @@ struct Block {
     const double left = Kind::kMagnitude ? row.k - sums.whole : is_whole ? ::round(sums.whole) : sums.whole;
     const double curvature = row.kind.second() * left;
     const double total = sums.rho + row.lam * curvature;
-    // In magnitude a block that nothing is left for is one by rounding alone: its entries are 0, and stay 0.
+    // In magnitude a block that nothing is left for is one by rounding alone. Its entries, that much above v, are 0 and
+    // stay 0; if they are far above it, v is so tiny that others were taken for whole, and they keep what they have.
     const bool moves = !Kind::kMagnitude || left > 0;
     single &= moves;
-    if (!moves) scale = debias = 0;
+    if (!moves && row.lam * sums.rho_t <= 1e-3 * row.v * sums.rho) scale = debias = 0;
     if (total > 0 && !row.pinned && moves) {
       mean = (sums.rho_g + row.lam * debias * sums.g) / total;
       alone = curvature * (sums.rho + row.lam * debias) / total;

@@ -243,8 +243,10 @@ def test_infinities_make_rows_nan_where_they_have_no_meaning(bad):
     x = gaussian(3, 5)
     x[1, 2] = bad
     operators = [case.function(st) for case in (*MAGNITUDES, *SIGNS)]
-    results = [f(x, 2, 0.3) for f in operators] + [st.soft_sort(x), st.soft_rank(x)]
+    results = [f(x, 2, 0.3) for f in operators]
     results += [st.permutahedron(x, np.ones(5)), st.permutahedron(gaussian(3, 5), x)]
+    if bad != -INF:  # which is padding there
+        results += [st.soft_sort(x), st.soft_rank(x)]
     for y in results:
         assert np.isnan(y[1]).all()
         assert np.isfinite(y[[0, 2]]).all()

@@ -44,7 +44,7 @@ class _Saved:
         self.order = x.new_empty((self.x_rows, x.shape[1]), dtype=torch.int32)
         self.first = x.new_empty(x.shape, dtype=torch.int32)
         self.w_order = w.new_empty(w.shape, dtype=torch.int32) if w.requires_grad else None
-        self.d = torch.empty(x.shape, dtype=pav.sortable(x[:0].detach()).dtype)
+        self.d = x.new_empty(x.shape, dtype=pav.sortable(x[:0].detach()).dtype)
 
     def addresses(self) -> tuple[int, int, int, int]:
         n, of_w = self.d.shape[1], 0 if self.w_order is None else self.w_order.numel()
@@ -67,7 +67,7 @@ def _forward(
     m, n = x.shape
     x, w = pav.sortable(_once(x.detach())), pav.sortable(w.detach())
     lam = lam.detach().contiguous()
-    y = torch.empty((m, n), dtype=x.dtype)
+    y = x.new_empty((m, n))
     finite = native.permutahedron_forward(
         exponent,
         x.element_size(),
