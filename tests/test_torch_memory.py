@@ -138,15 +138,21 @@ def _in_another_process(x, queue):
     queue.put([f(x).numpy().tobytes() for f in (CALLS["mask"], CALLS["rank"])])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["fork", "spawn"])
-def test_shared_tensors_in_other_processes(way):
+def share_with_another_process(way):
     context = torch.multiprocessing.get_context(way)
     x, queue = gaussian(3, 8).share_memory_(), context.SimpleQueue()
     process = context.Process(target=_in_another_process, args=(x, queue))
     process.start()
     assert queue.get() == [f(x).numpy().tobytes() for f in (CALLS["mask"], CALLS["rank"])]
     process.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_shared_tensors_in_other_processes(way):
+    """Of a process of its own: where JAX has been used, as it may have been here, nobody should fork."""
+    code = f"import test_torch_memory as t; t.share_with_another_process({way!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True)
 
 
 @call
