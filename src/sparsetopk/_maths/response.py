@@ -83,10 +83,12 @@ class Split(NamedTuple):
             held = soft & (pivot == 0) & (state.delta == 0)
         inside = (taking_part | held) & ~above
         taken, size = sums([above, inside])
-        # As much is left as there are entries in the block: it is one by rounding alone.
-        whole = (k.whole - taken >= size) & ~held
-        above, inside = above | (inside & whole), inside & ~whole
-        taken, size = xp.where(whole, taken + size, taken), xp.where(whole, 0, size)
+        if phi.straight:
+            # As much is left as there are entries in the block: it is one by rounding alone. In magnitude
+            # it has the slope of what is whole anyway, and a row may be a piece, which has other counts.
+            whole = (k.whole - taken >= size) & ~held
+            above, inside = above | (inside & whole), inside & ~whole
+            taken, size = xp.where(whole, taken + size, taken), xp.where(whole, 0, size)
         return cls(
             pivot=pivot,
             invalid=xp.isnan(pivot),
