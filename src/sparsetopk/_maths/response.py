@@ -84,8 +84,8 @@ class Split(NamedTuple):
         inside = (taking_part | held) & ~above
         taken, size = sums([above, inside])
         if phi.straight:
-            # As much is left as there are entries in the block: it is one by rounding alone. In magnitude
-            # it has the slope of what is whole anyway, and a row may be a piece, which has other counts.
+            # As much is left as there are entries in the block: it is one by rounding alone.
+            # In magnitude it has the slope of what is whole anyway, and a row may be a piece of one.
             whole = (k.whole - taken >= size) & ~held
             above, inside = above | (inside & whole), inside & ~whole
             taken, size = xp.where(whole, taken + size, taken), xp.where(whole, 0, size)
