@@ -294,12 +294,17 @@ def test_lam_per_row_and_hard_rows(name, way):
         assert part.isfinite().all()
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        (name, bad)
+        for name in OPERATORS
+        for bad in (torch.nan, torch.inf, -torch.inf)
+        # which is padding where entries are sorted or ranked
+        if not (bad == -torch.inf and name in ("soft_sort", "soft_rank"))
+    ],
+)
 def test_rows_that_are_not_finite(name, bad):
-    """But for padding, which is -inf where entries are sorted or ranked."""
-    if bad == -torch.inf and name in ("soft_sort", "soft_rank"):
-        return
     x, w = tensors()
     spoilt = x.clone()
     spoilt[1, 2] = bad
