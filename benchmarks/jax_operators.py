@@ -25,7 +25,7 @@ import sparsetopk
 import sparsetopk.jax as st
 from sparsetopk._maths.operator import MASK
 from sparsetopk._maths.operator import Operator as Kind
-from sparsetopk.jax._rows.threshold import Setting, solve_in_xla
+from sparsetopk.jax._rows.threshold import TopKSetting, solve_in_xla
 from sparsetopk.jax._solvers import ffi
 
 try:
@@ -115,7 +115,7 @@ def implementations(seconds: float) -> list[dict[str, Any]]:
             jnp.zeros((rows, 1)),
             jnp.full((rows, 1), LAM),
         )
-        setting = Setting(Kind(MASK, 1.0), False)
+        setting = TopKSetting(Kind(MASK, 1.0), False)
         plain = jax.jit(lambda x, at=per_row, setting=setting: solve_in_xla(x, *at, setting).y)
         core = jax.jit(lambda x, k=k: st.topk_mask(x, k, LAM))
         np.testing.assert_allclose(plain(x), core(x), atol=1e-5)

@@ -33,4 +33,4 @@ def relaxed(x, k, lam, op):
 
 def state_in_numpy(x, k, lam, op):
     with xp.quiet():
-        return threshold.solve(xp, xp.Whole(np.asarray(x)), xp.split(k), lam, op)
+        return threshold.state_of(xp, xp.Whole(np.asarray(x)), xp.split(k), lam, op)

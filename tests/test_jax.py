@@ -63,7 +63,7 @@ def test_both_implementations_agree(case: Case):
     kind = _kind(case)
     for dtype, tolerance in ((np.float64, 1e-12), (np.float32, 3e-5))[: 2 if case.p > 2 else 1]:
         at = (jnp.asarray(x, dtype), jnp.floor(k).astype(int), jnp.asarray(k % 1, dtype))
-        setting = threshold.Setting(kind, False)
+        setting = threshold.TopKSetting(kind, False)
         y = solve_in_xla(*at, jnp.asarray(lam, dtype), setting).y
         if case.p > 2 and not case.two_sided:
             tolerance = max(tolerance**0.5, 1e-6)
@@ -109,7 +109,7 @@ def test_the_plain_solver_cannot_fail(case: Case):
     at = (jnp.broadcast_to(x, shape), *(jnp.broadcast_to(v, (*shape[:2], 1)) for v in (k, lam)))
     whole, frac = jnp.floor(at[1]).astype(int), (at[1] % 1).astype(np.float32)
     solved = solve_in_xla(
-        at[0], whole, frac, at[2].astype(np.float32), threshold.Setting(_kind(case), False)
+        at[0], whole, frac, at[2].astype(np.float32), threshold.TopKSetting(_kind(case), False)
     )
     y = np.asarray(solved.y, dtype=np.float64)
     if case.operator == "topk":

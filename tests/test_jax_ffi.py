@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from sparsetopk import _core as core
 from sparsetopk._maths.operator import Operator
 from sparsetopk._numpy.isotonic import solve_isotonic
-from sparsetopk.jax._rows.threshold import Setting, solve
+from sparsetopk.jax._rows.threshold import TopKSetting, solve_topk
 from sparsetopk.jax._solvers import ffi, pav
 
 pytestmark = pytest.mark.skipif(
@@ -38,7 +38,9 @@ def normal(*shape, dtype=np.float32):
 
 def threshold(x, k=5.5, lam=0.3, operator=(MASK, 1.0, False), dtype=jnp.float32):
     """For k and lam that broadcast against x (..., 1)."""
-    return tuple(solve(x, *numbers_of(x, k, lam, dtype), Setting(Operator(*operator), None)))
+    return tuple(
+        solve_topk(x, *numbers_of(x, k, lam, dtype), TopKSetting(Operator(*operator), None))
+    )
 
 
 def numbers_of(x, k, lam, dtype=jnp.float32):
@@ -61,7 +63,7 @@ def test_threshold_is_that_of_numpy(operator, dtype):
     k, lam = np.linspace(0, 50, 12).reshape(4, 3, 1), np.linspace(0, 1, 3).reshape(3, 1)
     found = jax.jit(threshold, static_argnums=(3, 4))(x, k, lam, operator, jnp.float64)
     rows = np.asarray(x, np.float64).reshape(12, 50)
-    expected = core.solve(
+    expected = core.solve_topk(
         core.Operator(*operator), rows, k.reshape(12, 1), np.tile(lam, (4, 1)).astype(np.float64)
     )
     y, pivot, delta = (np.asarray(v, np.float64).reshape(12, -1) for v in found)
@@ -84,7 +86,7 @@ def test_counts_beyond_float32_are_exact():
     x = jnp.zeros((1, n), jnp.float32).at[0, :4].set(-9.0)
     whole = jnp.full((1, 1), n - 4, jnp.int32)
     zero = jnp.zeros((1, 1), jnp.float32)
-    y, pivot, _ = solve(x, whole, zero, zero + 0.1, Setting(Operator(MASK, 1.0), None))
+    y, pivot, _ = solve_topk(x, whole, zero, zero + 0.1, TopKSetting(Operator(MASK, 1.0), None))
     assert np.asarray(y, np.float64).sum() == n - 4
     assert (y[0, :4] == 0).all()
     assert float(pivot[0, 0]) in (0.0, -9.0)
@@ -98,7 +100,7 @@ def test_any_number_of_leading_axes(shape):
     assert pivot.shape == delta.shape == (*shape[:-1], 1)
     np.testing.assert_allclose(y.sum(-1), np.full(shape[:-1], min(2, shape[-1])), rtol=1e-6)
     lam = jnp.ones((*shape[:-1], 1), jnp.float32)
-    d, block, paired = jax.jit(lambda x: pav.solve(x, x, lam, "identity", 1.0))(x)
+    d, block, paired = jax.jit(lambda x: pav.solve_blocks(x, x, lam, "identity", 1.0))(x)
     assert d.shape == block.shape == paired.shape == shape
 
 
@@ -123,7 +125,7 @@ def solved_by_numpy(x, w, lam, phi, exponent):
 def test_pav_is_that_of_numpy(phi, exponent, dtype):
     x, w = abs(normal(9, 40, dtype=dtype)), abs(normal(2, 9, 40, dtype=dtype))[1]
     lam = jnp.geomspace(0.1, 10, 9, dtype=dtype)[:, None]
-    d, block, paired = jax.jit(lambda *a: pav.solve(*a, PHI_NAMES[phi], exponent))(x, w, lam)
+    d, block, paired = jax.jit(lambda *a: pav.solve_blocks(*a, PHI_NAMES[phi], exponent))(x, w, lam)
     arrays = (np.asarray(v, np.float64) for v in (x, w, lam))
     expected = solved_by_numpy(*arrays, phi, exponent)
     assert d.dtype == dtype
@@ -136,9 +138,9 @@ def test_pav_is_that_of_numpy(phi, exponent, dtype):
 def test_rows_do_not_depend_on_which_thread_solves_them():
     x = normal(1000, 400)
     lam = jnp.ones((1000, 1), jnp.float32)
-    together = (threshold(x), pav.solve(x, x[::-1], lam, "identity", 1.0))
+    together = (threshold(x), pav.solve_blocks(x, x[::-1], lam, "identity", 1.0))
     for i in (0, 499, 999):
-        alone = (threshold(x[i]), pav.solve(x[i], x[999 - i], lam[i], "identity", 1.0))
+        alone = (threshold(x[i]), pav.solve_blocks(x[i], x[999 - i], lam[i], "identity", 1.0))
         for rows, row in zip(together, alone, strict=True):
             for found, expected in zip(rows, row, strict=True):
                 np.testing.assert_array_equal(found[i], expected)
@@ -151,7 +153,7 @@ def test_rows_do_not_depend_on_which_thread_solves_them():
 def test_pav_of_a_row_without_an_answer_is_nan(name, value):
     arrays = {"x": normal(2, 6), "w": abs(normal(2, 6)), "lam": jnp.ones((2, 1), jnp.float32)}
     arrays[name] = arrays[name].at[1, 0].set(value)
-    d, block, paired = pav.solve(*arrays.values(), "half_square", 1.0)
+    d, block, paired = pav.solve_blocks(*arrays.values(), "half_square", 1.0)
     assert np.isfinite(d[0]).all()
     assert np.isnan(d[1]).all()
     assert block[1].tolist() == paired[1].tolist() == list(range(6))
@@ -279,7 +281,7 @@ def run_on_four_devices(code: str) -> None:
     import jax, jax.numpy as jnp, numpy as np
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
     from sparsetopk._maths.operator import Operator
-    from sparsetopk.jax._rows.threshold import Setting, solve as solve_threshold
+    from sparsetopk.jax._rows.threshold import TopKSetting, solve_topk
     from sparsetopk.jax._solvers import pav as isotonic
 
     def threshold(x, k=5.5):
@@ -287,11 +289,11 @@ def run_on_four_devices(code: str) -> None:
         k = jnp.broadcast_to(jnp.asarray(k, jnp.float32), shape)
         whole = jnp.floor(k)
         at = (x, whole.astype(jnp.int32), k - whole, jnp.full(shape, 0.3))
-        return tuple(solve_threshold(*at, Setting(Operator(0, 1.0), None)))
+        return tuple(solve_topk(*at, TopKSetting(Operator(0, 1.0), None)))
 
     def pav(x, k=None):
         lam = jnp.ones((*x.shape[:-1], 1), jnp.float32)
-        return isotonic.solve(x, x[..., ::-1], lam, "identity", 1.0)
+        return isotonic.solve_blocks(x, x[..., ::-1], lam, "identity", 1.0)
 
     def mesh(*sizes, kind=AxisType.Auto):
         return jax.make_mesh(sizes, ("a", "b")[: len(sizes)], axis_types=(kind,) * len(sizes))
@@ -397,7 +399,7 @@ def test_memory_that_runs_out_is_an_error_of_jax():
     from sparsetopk.jax._solvers import pav
 
     def call(x):
-        return pav.solve(x, x, jnp.ones((len(x), 1), x.dtype), "identity", 1.0)
+        return pav.solve_blocks(x, x, jnp.ones((len(x), 1), x.dtype), "identity", 1.0)
 
     x = jax.random.normal(jax.random.key(0), (4, 2_000_000))
     compiled = jax.jit(call).lower(x).compile()

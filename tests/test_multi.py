@@ -253,7 +253,7 @@ def test_few_passes_are_enough_for_normal_weights(lam, share):
     generator = torch.Generator().manual_seed(0)
     xs = [torch.randn(400_000, generator=generator) * (1 + i) for i in range(3)]
     counting = Counting(passes.CompiledPasses(xs, [torch.empty_like(x) for x in xs]))
-    multi.solve(multi.Survey.of(xs), counting, round(share * 1_200_000), lam, 1.0, True)
+    multi.solve_spread(multi.Survey.of(xs), counting, round(share * 1_200_000), lam, 1.0, True)
     assert len(counting.calls) + 1 <= 12  # one for the sample
 
 

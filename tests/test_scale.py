@@ -564,7 +564,7 @@ def test_counts_of_rows_are_exact_beyond_what_float32_holds(lam):
     shared, x = ManyRanks(1 << 23), torch.tensor([[1.0, 0.5, 0.25]])
     k, lam = (torch.tensor([[v]], dtype=F64) for v in (2.0**24 + 1, lam))
     rows = sharded.Shards(x, 3 << 23, shared)
-    state = threshold.solve(LOOKS_ALWAYS, rows, vectorized.split(k), lam, Operator(MASK, 1.0))
+    state = threshold.state_of(LOOKS_ALWAYS, rows, vectorized.split(k), lam, Operator(MASK, 1.0))
     pivot, delta = (float(v) for v in state)
     if lam == 0:
         assert (pivot, delta) == (0.25, 1.0)
@@ -700,7 +700,7 @@ def test_the_solver_of_other_devices_is_one_graph_that_waits_for_nothing():
         return graph.forward
 
     def f(x, k, lam):
-        return vectorized.solve(x, k, lam, MASK, 1.0)
+        return vectorized.state_of(x, k, lam, MASK, 1.0)
 
     x = torch.randn(3, 50)
     k, lam = torch.full((3, 1), 5.0), torch.full((3, 1), 0.1)

@@ -11,7 +11,7 @@ import pytest
 
 import sparsetopk
 from sparsetopk import _core as core
-from sparsetopk._core import native, solve
+from sparsetopk._core import native, solve_topk
 from sparsetopk._maths.operator import MASK, Operator
 
 needs_core = pytest.mark.skipif(native is None, reason="the compiled core is not there")
@@ -104,7 +104,7 @@ def test_a_long_call_can_be_stopped():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):  # all of it takes a second or two
-            solve(Operator(MASK, 5.0), x, 100 * one, 10 * one)
+            solve_topk(Operator(MASK, 5.0), x, 100 * one, 10 * one)
     finally:
         signal.signal(signal.SIGINT, before)
     assert native.entries_read() < x.size

@@ -250,7 +250,7 @@ def test_the_solver_of_other_devices(case: Case, dtype):
     op = {"half_square": MAGNITUDE, "abs": SIGN}.get(case.phi, MASK)
     op = TWO_SIDED if case.two_sided else op
     e = check_exponent(case.p)
-    state = vectorized.solve(x, k, lam, op, e)
+    state = vectorized.state_of(x, k, lam, op, e)
     assert state.dtype == dtype
     reg, phi = Operator(op, e).reg(LOOKS_NEVER), Operator(op, e).phi(LOOKS_NEVER)
     pivot, delta = state[:, :1], state[:, 1:]
@@ -279,7 +279,7 @@ def test_operators_as_other_devices_compute_them(case: Case, monkeypatch):
 
     expected = output_and_gradients()
     monkeypatch.setattr(arguments, "compute_dtype", lambda x: torch.float32)
-    monkeypatch.setattr(ops, "threshold", vectorized.solve)
+    monkeypatch.setattr(ops, "threshold", vectorized.state_of)
     monkeypatch.setattr(fused, "takes", lambda *args: False)
     torch.testing.assert_close(output_and_gradients(), expected, atol=1e-5, rtol=1e-4)
 
@@ -302,7 +302,7 @@ def test_a_fixed_number_of_passes_is_enough(op, n):
     k[::2] = k[::2].ceil()
     lam = torch.logspace(-4, 2, m).flip(0)[:, None]
     lam = lam[torch.from_numpy(np.random.default_rng(0).permutation(m))]
-    state = vectorized.solve(x, k, lam, op, 1.0).double()
+    state = vectorized.state_of(x, k, lam, op, 1.0).double()
     a, lam = (x.abs() if op == SIGN else x).double(), lam.double()
     y = ((a - state[:, :1]) / lam + state[:, 1:]).clamp(0, 1)
     inside = ((y > 0) & (y < 1)).sum(-1, keepdim=True)
@@ -630,7 +630,7 @@ def test_the_operator_and_the_plain_solver_agree():
     x, k = gaussian(4, 40), torch.full((4, 1), 5.5, dtype=F64)
     for op, e in ((MASK, 3.0), (MAGNITUDE, 1.0), (SIGN, 2.0)):
         # each has a pivot of its own: what must agree is the threshold
-        states = ops.threshold(x, k, 0.1 * k, op, e), vectorized.solve(x, k, 0.1 * k, op, e)
+        states = ops.threshold(x, k, 0.1 * k, op, e), vectorized.state_of(x, k, 0.1 * k, op, e)
         v = [pivot - 0.1 * k[:, 0] * delta for pivot, delta in (state.T for state in states)]
         torch.testing.assert_close(*v)
 

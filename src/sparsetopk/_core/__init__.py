@@ -33,7 +33,7 @@ except ImportError:
 else:
     layout.check(native.layout())
 
-__all__ = ["THREADS", "Solved", "native", "solve"]
+__all__ = ["THREADS", "SolvedTopK", "native", "solve_topk"]
 
 
 def _threads(text: str) -> int:
@@ -55,7 +55,7 @@ THREADS = _threads(os.environ.get("SPARSETOPK_THREADS", "1"))
 _FLOAT64 = layout.DTYPES["float64"]
 
 
-class Solved(NamedTuple):
+class SolvedTopK(NamedTuple):
     """Rows (m, n) that the core has solved; see ``State`` in csrc/problem.hpp."""
 
     operator: Operator
@@ -79,9 +79,9 @@ class Solved(NamedTuple):
         return (*self.operator, _FLOAT64, rows, n, n, x, k, 1, lam, 1, state, *addresses, THREADS)
 
 
-def solve(operator: Operator, x: Array, k: Array, lam: Array) -> Solved:
+def solve_topk(operator: Operator, x: Array, k: Array, lam: Array) -> SolvedTopK:
     """The output and the thresholds of rows x (m, n) with k and lam (m, 1), in any state."""
     x, k, lam = (np.ascontiguousarray(array) for array in (x, k, lam))
-    solved = Solved(operator, x, k, lam, np.empty_like(x), np.empty((x.shape[0], 2)))
+    solved = SolvedTopK(operator, x, k, lam, np.empty_like(x), np.empty((x.shape[0], 2)))
     native.threshold_forward(*solved._arguments(solved.y))
     return solved

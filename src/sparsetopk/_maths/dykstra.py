@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .isotonic import Solved, block_ids, truncate
+from .isotonic import SolvedBlocks, block_ids, truncate
 from .scalars import PhiName
 
 Array = Any
@@ -65,9 +65,9 @@ class _Ascent(NamedTuple):
     moved: Array  # by the last sweep, (..., 1)
 
 
-def solve(
+def solve_blocks(
     xp: Any, x: Array, w: Array, lam: Array, phi: PhiName, rule: StoppingRule
-) -> tuple[Solved, Array]:
+) -> tuple[SolvedBlocks, Array]:
     """Rows x and w (..., n) in any order, and the residual (..., 1), relative.
 
     Stops when no sweep moves a dual variable of a row by more than tol times the largest abs(y_i) of an
@@ -83,7 +83,7 @@ def solve(
     )
     if phi == "abs":
         d, start = truncate(xp, s, lam, d, start, s - lam * d)
-    return Solved(*xp.unsort(order, d, block_ids(xp, start), w_order)), missed
+    return SolvedBlocks(*xp.unsort(order, d, block_ids(xp, start), w_order)), missed
 
 
 def _project(

@@ -19,7 +19,7 @@ Array = Any
 PHI_NAMES: tuple[PhiName, ...] = ("identity", "half_square", "abs", "exp")
 
 
-class Solved(NamedTuple):
+class SolvedBlocks(NamedTuple):
     """What a solver found, (..., n) in the order of x. No derivatives."""
 
     d: Array  # (x - u)/lam
@@ -72,7 +72,7 @@ def blocks_of(
     )
 
 
-def value(blocks: Blocks, x: Array, w: Array) -> Array:
+def permutahedron_value(blocks: Blocks, x: Array, w: Array) -> Array:
     """R*(x - u) + sum_i w_i phi(u_i), (..., 1)."""
     xp, reg, phi = blocks.xp, blocks.reg, blocks.phi
     assert isinstance(reg, PNorm)

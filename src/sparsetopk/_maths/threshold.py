@@ -120,7 +120,7 @@ def order_statistic(xp: Any, row: Row, i: Array, dtype: Any, even: bool, wanted:
     return from_key(xp, xp.repeat(info.bits - 1, step, found, when=wanted), dtype)
 
 
-def solve(
+def state_of(
     xp: Any, row: Row, k: Count, lam: Array, operator: Operator, hard: bool | None = None
 ) -> State:
     """The state of rows for k and lam (..., 1), in the dtype of lam; n > 0.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .isotonic import Solved
+from .isotonic import SolvedBlocks
 from .operator import MAGNITUDE, Count, Operator
 
 Array = Any
@@ -70,7 +70,7 @@ class Paired(NamedTuple):
     shared: Array  # entries whose weight moves with k
 
     @classmethod
-    def of(cls, xp: Any, rows: Prepared, solved: Solved) -> Paired:
+    def of(cls, xp: Any, rows: Prepared, solved: SolvedBlocks) -> Paired:
         w = xp.take_along_axis(rows.w, solved.paired, axis=-1)
         size = xp.block_sum(xp.ones_like(w), solved.block)
         weight = xp.block_sum(w, solved.block)

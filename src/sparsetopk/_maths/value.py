@@ -12,7 +12,7 @@ from .scalars import PNorm, Regularizer
 Array = Any
 
 
-def value(rows: Relaxed, hard_mask: Array | None = None) -> Array:
+def topk_value(rows: Relaxed, hard_mask: Array | None = None) -> Array:
     """f_{phi,R}(x, 1_k), (..., 1), for the output that is not debiased."""
     xp, split, phi = rows.xp, rows.split, rows.operator.phi(rows.xp)
     total = rows.sums([_dual(rows) if isinstance(rows.blocks.reg, PNorm) else _primal(rows)])[0]

@@ -13,7 +13,7 @@ from .namespace import bracketed_root, largest, quiet
 RULE = StoppingRule(tol=1e-12, max_iter=20_000)
 
 
-def solve(problem: Isotonic, rule: StoppingRule = RULE) -> tuple[Array, Bools]:
+def solve_sorted(problem: Isotonic, rule: StoppingRule = RULE) -> tuple[Array, Bools]:
     """d, and which entries are the first of their block (appendix of the paper).
 
     alpha_i >= 0 is the multiplier of v_i >= v_{i+1}. Those with odd i are independent of each other, and

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from .._maths import dykstra
-from .._maths.isotonic import Solved, block_ids, truncate
+from .._maths.isotonic import SolvedBlocks, block_ids, truncate
 from .._maths.scalars import Phi, PhiName, PNorm, lone_response
 from .._types import Array, Bools, Ints, Solver, SolverOptions
 from . import namespace as xp
@@ -80,24 +80,24 @@ def solve_isotonic(
     exponent: float,
     solver: Solver,
     options: SolverOptions,
-) -> Solved:
+) -> SolvedBlocks:
     """Rows x (|x| for even phi) and w (m, n) in any order, with lam > 0 (m, 1)."""
     from . import bca, pav  # which are written with what is in this module
 
     if solver == "dykstra":
         rule = dykstra.RULE.given(**options)
         with xp.quiet():
-            solved, residual = dykstra.solve(xp, x, w, lam, phi, rule)
+            solved, residual = dykstra.solve_blocks(xp, x, w, lam, phi, rule)
         rule.check("dykstra", residual <= rule.tol, residual)
         return solved
     order, w_order = descending_order(x), descending_order(w)
     s, w = np.take_along_axis(x, order, axis=-1), np.take_along_axis(w, w_order, axis=-1)
     problem = Isotonic(s, w, lam, exponent, phi)
     if solver == "pav":
-        d, first = pav.solve(problem)
+        d, first = pav.solve_sorted(problem)
     else:
-        d, first = bca.solve(problem, bca.RULE.given(**options))
+        d, first = bca.solve_sorted(problem, bca.RULE.given(**options))
     d, block = problem.finished(d, first)
     paired = np.take_along_axis(w_order, ranks(order), axis=-1)
     d, block = xp.unsort(order, d, block)
-    return Solved(d, block, paired)
+    return SolvedBlocks(d, block, paired)

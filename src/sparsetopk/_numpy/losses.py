@@ -48,7 +48,7 @@ def _value_of(problem: TopKProblem) -> Array:
     if problem.rows.data.size == 0:
         return np.zeros_like(problem.k)
     with xp.quiet():
-        return _value.value(problem.relaxed)
+        return _value.topk_value(problem.relaxed)
 
 
 class _Targets(NamedTuple):

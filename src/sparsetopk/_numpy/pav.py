@@ -13,7 +13,7 @@ from . import namespace as xp
 from .isotonic import Isotonic
 
 
-def solve(problem: Isotonic) -> tuple[Array, Bools]:
+def solve_sorted(problem: Isotonic) -> tuple[Array, Bools]:
     """d, and which entries are the first of their block."""
     if native is None:
         return _in_arrays(problem)

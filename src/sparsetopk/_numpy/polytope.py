@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike
 from .._cached import cached_property
 from .._checks import check_exponent, check_phi, check_solver
 from .._maths.blocks import Blocks
-from .._maths.isotonic import Solved, blocks_of
-from .._maths.isotonic import value as isotonic_value
+from .._maths.isotonic import SolvedBlocks, blocks_of
+from .._maths.isotonic import permutahedron_value as value_of_blocks
 from .._maths.operator import OF_PHI, Operator
 from .._maths.response import lam_floor
 from .._maths.scalars import Phi
@@ -126,13 +126,13 @@ class PermutahedronProblem:
         return self.lam == 0
 
     @cached_property
-    def solved(self) -> Solved:
+    def solved(self) -> SolvedBlocks:
         """Of the relaxed rows; in hard ones every entry stands alone beside its weight."""
         w = np.where(self.invalid, 0.0, self.w_rows.data)
         order, w_order = descending_order(self.x), descending_order(w)
         paired = np.take_along_axis(w_order, ranks(order), axis=-1)
         index = np.broadcast_to(np.arange(self.x.shape[-1]), self.x.shape)
-        found = Solved(np.zeros_like(self.x), index.copy(), paired)
+        found = SolvedBlocks(np.zeros_like(self.x), index.copy(), paired)
         soft = ~self.hard[:, 0]
         if self.x[soft].size:
             part = solve_isotonic(
@@ -206,7 +206,7 @@ class PermutahedronProblem:
         """f_{phi,R}(x, w) = R*(x - u) + sum_i w_i phi(u_i), (m, 1); for lam = 0, f_phi(x, w)."""
         with xp.quiet():
             hard = xp.total(self.w_paired * self.phi.value(self.x))
-            soft = isotonic_value(self.blocks, self.x, self.w_paired)
+            soft = value_of_blocks(self.blocks, self.x, self.w_paired)
             return np.where(self.hard, hard, soft) + self._nan
 
     def matrices(self, columns: Array) -> FloatArray:

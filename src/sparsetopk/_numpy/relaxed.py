@@ -13,7 +13,7 @@ from .. import _core as core
 from .._cached import cached_property
 from .._checks import check_solver
 from .._maths import threshold
-from .._maths.isotonic import Solved
+from .._maths.isotonic import SolvedBlocks
 from .._maths.operator import Operator
 from .._maths.response import Relaxed, lam_floor
 from .._maths.threshold import State
@@ -68,8 +68,8 @@ class TopKProblem:
         return has and self.solver == "threshold" and self.rows.data.size > 0
 
     @cached_property
-    def compiled(self) -> core.Solved:
-        return core.solve(self.operator, self.rows.data, self.k, self.lam)
+    def compiled(self) -> core.SolvedTopK:
+        return core.solve_topk(self.operator, self.rows.data, self.k, self.lam)
 
     @cached_property
     def solved(self) -> TopK:
@@ -86,7 +86,7 @@ class TopKProblem:
             state = State(*np.split(self.compiled.state, 2, axis=-1))
         else:
             with xp.quiet():
-                state = threshold.solve(xp, xp.Whole(x), k, self.lam, self.operator)
+                state = threshold.state_of(xp, xp.Whole(x), k, self.lam, self.operator)
         floor = lam_floor(xp, self.rows.dtype, self.operator)
         with xp.quiet():
             return Relaxed.of(xp, x, k, self.lam, state, self.operator, sums=xp.sums, floor=floor)
@@ -102,11 +102,11 @@ class TopKProblem:
         return ByBlocks(rows, solved, self.operator, masks, self.rows.dtype)
 
 
-def _only(soft: Bools, a: Array, w: Array, lam: Array, problem: TopKProblem) -> Solved:
+def _only(soft: Bools, a: Array, w: Array, lam: Array, problem: TopKProblem) -> SolvedBlocks:
     """The isotonic solution of the rows that are relaxed; the others have none."""
     operator, options = problem.operator, problem.options or {}
     index = np.broadcast_to(np.arange(a.shape[-1]), a.shape)
-    found = Solved(np.zeros_like(a), index.copy(), index.copy())
+    found = SolvedBlocks(np.zeros_like(a), index.copy(), index.copy())
     if soft.any():
         part = solve_isotonic(
             a[soft],

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from .._maths.blocks import Blocks
-from .._maths.isotonic import Solved, blocks_of
+from .._maths.isotonic import SolvedBlocks, blocks_of
 from .._maths.operator import MAGNITUDE, Operator
 from .._maths.response import Relaxed, lam_floor
 from .._maths.topk_isotonic import Paired, Prepared, is_undecided, output
@@ -69,7 +69,7 @@ class ByBlocks:
     """From the blocks of an isotonic solver; rows with lam = 0 have the given mask."""
 
     rows: Prepared
-    solved: Solved
+    solved: SolvedBlocks
     operator: Operator
     hard_mask: Array
     dtype: np.dtype[np.floating]

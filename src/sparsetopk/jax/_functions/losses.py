@@ -31,7 +31,7 @@ from .._rows.arguments import (
 )
 from .._rows.compiled import compiled, scalars
 from .._rows.promotion import promoting
-from .._rows.threshold import Setting, hard_mask, relaxed, solve
+from .._rows.threshold import TopKSetting, hard_mask, relaxed, solve_topk
 
 
 def topk_value(
@@ -62,35 +62,35 @@ def topk_value(
     check_k_and_lam(rows, k, lam, row_length(rows, axis_name))
     if rows.x.size == 0 and axis_name is None:
         return rows.x.sum(axis=rows.axis)
-    setting = Setting(kind, is_hard(lam), axis_name)
+    setting = TopKSetting(kind, is_hard(lam), axis_name)
     return _evaluate(rows.x, exact(k), lam, rows.axis, setting)
 
 
 @compiled("axis", "setting", results=scalars)
-def _evaluate(x: Array, k: Array | Count, lam: Array, axis: Axes, setting: Setting) -> Array:
+def _evaluate(x: Array, k: Array | Count, lam: Array, axis: Axes, setting: TopKSetting) -> Array:
     rows = Rows("x", x, axis)
     x = rows.data.astype(compute_dtype(x))
-    return rows.restore_scalars(value(x, *rows.split(k), rows.per_row(lam), setting))
+    return rows.restore_scalars(value_of_rows(x, *rows.split(k), rows.per_row(lam), setting))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(4,))
-def value(x: Array, whole: Array, frac: Array, lam: Array, setting: Setting) -> Array:
+def value_of_rows(x: Array, whole: Array, frac: Array, lam: Array, setting: TopKSetting) -> Array:
     """f_{phi,R}(x, 1_k), (..., 1), for rows x (..., n) in the dtype of lam."""
-    _, pivot, delta = solve(x, whole, frac, lam, setting)
+    _, pivot, delta = solve_topk(x, whole, frac, lam, setting)
     rows = relaxed(x, Count(whole, frac), lam, State(pivot, delta), setting)
-    return _value.value(rows, hard_mask(rows, setting))
+    return _value.topk_value(rows, hard_mask(rows, setting))
 
 
-@partial(value.defjvp, symbolic_zeros=True)
+@partial(value_of_rows.defjvp, symbolic_zeros=True)
 @promoting
 def _value_jvp(
-    setting: Setting, at: tuple[Array, ...], tangents: tuple[Any, ...]
+    setting: TopKSetting, at: tuple[Array, ...], tangents: tuple[Any, ...]
 ) -> tuple[Array, Array]:
     x, whole, frac, lam = at
     dx, _, dk, dlam = (None if isinstance(d, SymbolicZero) else d for d in tangents)
-    y, pivot, delta = solve(x, whole, frac, lam, setting)
+    y, pivot, delta = solve_topk(x, whole, frac, lam, setting)
     rows = relaxed(x, Count(whole, frac), lam, State(pivot, delta), setting)
-    return value(x, whole, frac, lam, setting), _value.tangent(rows, y, dx, dk, dlam)
+    return value_of_rows(x, whole, frac, lam, setting), _value.tangent(rows, y, dx, dk, dlam)
 
 
 def topk_loss(
@@ -150,7 +150,7 @@ def topk_loss(
         check_class_weights(weight.shape, rows.n)
     if completion is not None:
         _check_completion(completion, rows, targets, k)
-    setting = Setting(Operator(TWO_SIDED if two_sided else MASK, e), is_hard(lam), axis_name)
+    setting = TopKSetting(Operator(TWO_SIDED if two_sided else MASK, e), is_hard(lam), axis_name)
     options = _LossSetting(setting, completion, label_smoothing, ignore_index)
     return _loss(rows.x, targets, exact(k), lam, weight, rows.axis, options, reduction)
 
@@ -158,7 +158,7 @@ def topk_loss(
 class _LossSetting(NamedTuple):
     """What is static about a loss."""
 
-    of_value: Setting
+    of_value: TopKSetting
     completion: Completion | None
     label_smoothing: float
     ignored: int
@@ -319,7 +319,7 @@ def _fenchel_young(x: Array, t: Array, k: Count, lam: Array, setting: _LossSetti
     reg, whole = setting.of_value.kind.reg(xp), xp.over(setting.of_value.axis_name)
 
     def of_top_k(x: Array, k: Count) -> Array:
-        return value(x, *k, lam, setting.of_value)
+        return value_of_rows(x, *k, lam, setting.of_value)
 
     if setting.completion == "best":
         return of_top_k(x, k) - _value.best(whole, x, t, k, lam, reg, of_top_k)

@@ -165,7 +165,7 @@ def _solve(
     parts: tuple[Array, ...], whole: Array, frac: Array, lam: Array, setting: _Setting
 ) -> Solved:
     k, spread = Count(whole, frac), Spread(parts, setting.axis_names)
-    state = threshold.solve(SPREAD, spread, k, lam, setting.kind, setting.hard)
+    state = threshold.state_of(SPREAD, spread, k, lam, setting.kind, setting.hard)
     rows = _relaxed(parts, k, lam, state, setting)
     return _like(parts, rows.y(_hard_mask(rows, parts, setting))), state
 

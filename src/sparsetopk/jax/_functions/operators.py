@@ -42,7 +42,7 @@ from .._rows.arguments import (
     row_length,
 )
 from .._rows.compiled import compiled, entries
-from .._rows.threshold import Setting, solve, unsigned_zero
+from .._rows.threshold import TopKSetting, solve_topk, unsigned_zero
 from . import topk_isotonic
 
 
@@ -71,14 +71,14 @@ def _evaluate(
     k: Array | Count,
     lam: Array,
     axis: Axes,
-    setting: Setting,
+    setting: TopKSetting,
     entries_: Entries,
 ) -> Array:
     """By one threshold per row."""
 
     def output(x: Array) -> Array:
         rows = Rows("x", entries_.scores(x, where), axis)
-        y = rows.restore(solve(rows.data, *rows.split(k), rows.per_row(lam), setting).y)
+        y = rows.restore(solve_topk(rows.data, *rows.split(k), rows.per_row(lam), setting).y)
         return entries_.output(x, where, y)
 
     # A product would keep the mask too: it is found again.
@@ -136,7 +136,7 @@ class _Call(NamedTuple):
         if x.size == 0 and self.axis_name is None:
             return x
         if self.solver == "threshold" or hard is True:
-            setting = Setting(self.kind, hard, self.axis_name)
+            setting = TopKSetting(self.kind, hard, self.axis_name)
             return _evaluate(x, self.where, exact(self.k), lam, axis, setting, self.entries)
         rows = Rows("x", self.entries.scores(x, self.where), axis)
         y = topk_isotonic.evaluate(rows, self.k, lam, self.kind, self.p, self.solver, self.options)

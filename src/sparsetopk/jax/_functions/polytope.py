@@ -20,33 +20,33 @@ from jax import Array
 
 from ..._checks import check_exponent, check_phi, check_solver
 from ..._maths import dykstra, padding
-from ..._maths.isotonic import Solved
+from ..._maths.isotonic import SolvedBlocks
 from ..._maths.operator import Operator
 from ..._types import IsotonicSolver, PhiName, SolverOptions
 from .._rows import isotonic
 from .._rows import namespace as xp
 from .._rows.arguments import Number, Rows, check_lam, check_number, compute_dtype, is_readable
 from .._rows.compiled import compiled, entries, scalars
-from .._rows.isotonic import Setting, keeping_solved, respond
+from .._rows.isotonic import IsotonicSetting, keeping_solved, respond
 from .._rows.threshold import unsigned_zero
 
 
 def setting_of(
     x: Array, p: float, phi: PhiName, solver: IsotonicSolver, options: SolverOptions | None
-) -> Setting:
+) -> IsotonicSetting:
     """What is asked of the rows of x, checked."""
     exponent = check_exponent(p)
     operator = Operator(check_phi(phi), exponent)
     options = check_solver(solver, ("pav", "dykstra"), options, operator)
     floor = 2.0 / float(jnp.finfo(x.dtype).max)
     if solver == "pav":
-        return Setting(phi, exponent, floor)
+        return IsotonicSetting(phi, exponent, floor)
     rule = dykstra.RULE.given(**options)
     rounding = 8.0 * float(jnp.finfo(compute_dtype(x)).eps)
-    return Setting(phi, exponent, floor, rule.at_least(rounding))
+    return IsotonicSetting(phi, exponent, floor, rule.at_least(rounding))
 
 
-def checked(setting: Setting, result: Array, residual: Array) -> Array:
+def checked(setting: IsotonicSetting, result: Array, residual: Array) -> Array:
     """The result, if the solver met its rule or that cannot be read."""
     if setting.rule is not None and is_readable(residual):
         found = np.asarray(residual)
@@ -57,19 +57,19 @@ def checked(setting: Setting, result: Array, residual: Array) -> Array:
 class _Relaxed(NamedTuple):
     """Solved rows (..., n); live, but for what the solver found."""
 
-    setting: Setting
+    setting: IsotonicSetting
     a: Array  # x, or |x| for even phi; 0 in invalid rows
     w: Array  # each entry beside the one of x that it is paired with
     lam: Array  # > 0: hard and invalid rows have a stand-in
     sign: Array | None  # of x, for even phi
-    solved: Solved
+    solved: SolvedBlocks
     residual: Array  # of the solver
     soft: Array  # rows (..., 1) with lam > 0
     invalid: Array  # rows (..., 1) whose result is NaN
     nan: Array  # NaN in invalid rows, and so are their derivatives
 
     @classmethod
-    def of(cls, x: Array, w: Array, lam: Array, setting: Setting) -> _Relaxed:
+    def of(cls, x: Array, w: Array, lam: Array, setting: IsotonicSetting) -> _Relaxed:
         phi = setting.phi
         x, w = x.astype(lam.dtype), w.astype(lam.dtype)
         bad = ~(jnp.isfinite(x) & jnp.isfinite(w))
@@ -80,7 +80,7 @@ class _Relaxed(NamedTuple):
         a = jnp.where(invalid, 0.0, x if sign is None else x * sign)
         safe_lam = jnp.where(soft, jnp.maximum(lam, jnp.finfo(lam.dtype).tiny), 1.0)
         finite_w = jnp.where(invalid, 0.0, w)
-        solved, residual = isotonic.solve(a, finite_w, safe_lam, setting)
+        solved, residual = isotonic.solve_blocks(a, finite_w, safe_lam, setting)
         residual = jnp.where(soft, residual, 0.0)
         if setting.rule is not None and not setting.rule.fixed_count:
             invalid |= residual > setting.rule.tol
@@ -102,7 +102,7 @@ class _Relaxed(NamedTuple):
     def value(self) -> Array:
         """f_{phi,R}(x, w), (..., 1)."""
         hard = (self.setting.phi.value(self.a) * self.w).sum(axis=-1, keepdims=True)
-        value = jnp.where(self.soft, isotonic.value(*self._at), hard)
+        value = jnp.where(self.soft, isotonic.value_of_blocks(*self._at), hard)
         return jnp.where(self.invalid, self.nan.sum(axis=-1, keepdims=True), value)
 
 
@@ -112,7 +112,7 @@ def _solved(*at: Any) -> tuple[Any, Any]:
 
 
 @compiled("axis", "setting", results=_solved)
-def _y(x: Array, w: Array, lam: Number, axis: int, setting: Setting) -> tuple[Array, Array]:
+def _y(x: Array, w: Array, lam: Number, axis: int, setting: IsotonicSetting) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
 
     @keeping_solved
@@ -125,7 +125,9 @@ def _y(x: Array, w: Array, lam: Number, axis: int, setting: Setting) -> tuple[Ar
 
 
 @compiled("axis", "setting", results=lambda *at: (scalars(*at), entries(*at)))
-def _value(x: Array, w: Array, lam: Number, axis: int, setting: Setting) -> tuple[Array, Array]:
+def _value(
+    x: Array, w: Array, lam: Number, axis: int, setting: IsotonicSetting
+) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
     relaxed = _Relaxed.of(rows.data, _along(rows, w), rows.per_row(lam), setting)
     return rows.restore_scalars(relaxed.value()), rows.unflatten(relaxed.residual)
@@ -133,7 +135,7 @@ def _value(x: Array, w: Array, lam: Number, axis: int, setting: Setting) -> tupl
 
 @compiled("axis", "setting", "descending", results=_solved)
 def _sorted(
-    x: Array, lam: Number, axis: int, setting: Setting, descending: bool
+    x: Array, lam: Number, axis: int, setting: IsotonicSetting, descending: bool
 ) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
 
@@ -150,7 +152,7 @@ def _sorted(
 
 @compiled("axis", "setting", "descending", results=_solved)
 def _ranked(
-    x: Array, lam: Number, axis: int, setting: Setting, descending: bool
+    x: Array, lam: Number, axis: int, setting: IsotonicSetting, descending: bool
 ) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
 

@@ -30,7 +30,7 @@ from .._rows.arguments import (
 )
 from .._rows.calls import RowCall
 from .._rows.compiled import compiled, entries, scalars
-from .._rows.threshold import Setting, relaxed, solve
+from .._rows.threshold import TopKSetting, relaxed, solve_topk
 from .._solvers.plain import row_sums
 from .operators import Entries, topk_mag, topk_mask
 
@@ -291,10 +291,10 @@ def _choose(
     count = rows.n if most is None else min(rows.n, most + fractional + 1)
     s = lax.top_k(jnp.where(jnp.isnan(a), 0.0, a), count)[0]
     window = Window.of(xp, s, rows.n, split, fractional)
-    setting = Setting(operator, False)
+    setting = TopKSetting(operator, False)
 
     def relax(lam: Array) -> Relaxed:
-        _, pivot, delta = solve(window.s, *window.k, lam, setting)
+        _, pivot, delta = solve_topk(window.s, *window.k, lam, setting)
         return relaxed(window.s, window.k, lam, State(pivot, delta), setting)
 
     lam = select.choose_lam(xp, window, operator, fractional, relax, x.dtype)

@@ -12,7 +12,7 @@ from .._rows import isotonic
 from .._rows import namespace as xp
 from .._rows.arguments import Number, Rows, exact
 from .._rows.compiled import compiled, entries
-from .._rows.isotonic import Setting, respond
+from .._rows.isotonic import IsotonicSetting, respond
 from .._rows.threshold import unsigned_zero
 from .polytope import checked, setting_of
 
@@ -33,7 +33,7 @@ def evaluate(
 
 @compiled("axis", "kind", "setting", results=lambda *at: (entries(*at), entries(*at)))
 def _evaluate(
-    x: Array, k: Array | Count, lam: Number, axis: int, kind: Operator, setting: Setting
+    x: Array, k: Array | Count, lam: Number, axis: int, kind: Operator, setting: IsotonicSetting
 ) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
     y, residual = _of_rows(rows.data, rows.split(k), rows.per_row(lam), kind, setting)
@@ -41,11 +41,11 @@ def _evaluate(
 
 
 def _of_rows(
-    x: Array, k: Count, lam: Array, kind: Operator, setting: Setting
+    x: Array, k: Count, lam: Array, kind: Operator, setting: IsotonicSetting
 ) -> tuple[Array, Array]:
     """y (..., n), and the residual of the solver (..., 1)."""
     rows = prepare(xp, x.astype(lam.dtype), k, lam, kind)
-    solved, residual = isotonic.solve(rows.a, rows.w, rows.lam, setting)
+    solved, residual = isotonic.solve_blocks(rows.a, rows.w, rows.lam, setting)
     residual = jnp.where(rows.soft, residual, 0.0)
     valid = rows.valid
     if setting.rule is not None and not setting.rule.fixed_count:

@@ -17,14 +17,14 @@ from jax.custom_derivatives import SymbolicZero
 from ..._maths import dykstra, isotonic
 from ..._maths.blocks import Blocks
 from ..._maths.dykstra import StoppingRule
-from ..._maths.isotonic import Solved
+from ..._maths.isotonic import SolvedBlocks
 from ..._maths.scalars import Phi, PhiName, PNorm
 from .._solvers import pav
 from . import namespace as xp
 from .promotion import promoting
 
 
-class Setting(NamedTuple):
+class IsotonicSetting(NamedTuple):
     """What is static about a call."""
 
     phi_name: PhiName
@@ -41,14 +41,16 @@ class Setting(NamedTuple):
         return PNorm(xp, self.exponent)
 
 
-def solve(x: Array, w: Array, lam: Array, setting: Setting) -> tuple[Solved, Array]:
+def solve_blocks(
+    x: Array, w: Array, lam: Array, setting: IsotonicSetting
+) -> tuple[SolvedBlocks, Array]:
     """Finite rows x (..., n), |x| for even phi, and w (..., n), with lam > 0 (..., 1); and the residual
     of the solver (..., 1)."""
     x, w, lam = (lax.stop_gradient(v) for v in (x, w, lam))
     if setting.rule is not None:
-        return dykstra.solve(xp, x, w, lam, setting.phi_name, setting.rule)
-    found = pav.solve(x, w, lam, setting.phi_name, setting.exponent)
-    return Solved(*(checkpoint_name(v, "solved") for v in found)), xp.zeros_like(lam)
+        return dykstra.solve_blocks(xp, x, w, lam, setting.phi_name, setting.rule)
+    found = pav.solve_blocks(x, w, lam, setting.phi_name, setting.exponent)
+    return SolvedBlocks(*(checkpoint_name(v, "solved") for v in found)), xp.zeros_like(lam)
 
 
 # Of what is computed, a backward keeps what the solver found, and nothing else.
@@ -57,7 +59,9 @@ keeping_solved = partial(
 )
 
 
-def _blocks(x: Array, w: Array, lam: Array, d: Array, block: Array, setting: Setting) -> Blocks:
+def _blocks(
+    x: Array, w: Array, lam: Array, d: Array, block: Array, setting: IsotonicSetting
+) -> Blocks:
     return isotonic.blocks_of(
         xp,
         x,
@@ -79,7 +83,9 @@ class Response(NamedTuple):
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(5,))
-def respond(x: Array, w: Array, lam: Array, d: Array, block: Array, setting: Setting) -> Response:
+def respond(
+    x: Array, w: Array, lam: Array, d: Array, block: Array, setting: IsotonicSetting
+) -> Response:
     """y and d of solved rows x, |x| for even phi, each entry beside the w that it is paired with."""
     if setting.exponent == 1.0:  # that is precise, and no block is flat
         return Response(setting.reg.response(d), d)
@@ -89,7 +95,7 @@ def respond(x: Array, w: Array, lam: Array, d: Array, block: Array, setting: Set
 @partial(respond.defjvp, symbolic_zeros=True)
 @promoting
 def _respond_jvp(
-    setting: Setting, at: tuple[Array, ...], tangents: tuple[Any, ...]
+    setting: IsotonicSetting, at: tuple[Array, ...], tangents: tuple[Any, ...]
 ) -> tuple[Response, Response]:
     x, w, lam, _, block = at
     found = respond(*at, setting)
@@ -105,17 +111,19 @@ def _known(tangents: tuple[Any, ...]) -> list[Array | None]:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(5,))
-def value(x: Array, w: Array, lam: Array, d: Array, block: Array, setting: Setting) -> Array:
+def value_of_blocks(
+    x: Array, w: Array, lam: Array, d: Array, block: Array, setting: IsotonicSetting
+) -> Array:
     """R*(x - u) + sum_i w_i phi(u_i), (..., 1), for what ``respond`` takes."""
-    return isotonic.value(_blocks(x, w, lam, d, block, setting), x, w)
+    return isotonic.permutahedron_value(_blocks(x, w, lam, d, block, setting), x, w)
 
 
-@partial(value.defjvp, symbolic_zeros=True)
+@partial(value_of_blocks.defjvp, symbolic_zeros=True)
 @promoting
 def _value_jvp(
-    setting: Setting, at: tuple[Array, ...], tangents: tuple[Any, ...]
+    setting: IsotonicSetting, at: tuple[Array, ...], tangents: tuple[Any, ...]
 ) -> tuple[Array, Array]:
     x, w, lam, _, block = at
     y, d = respond(*at, setting)
     blocks = _blocks(x, w, lam, d, block, setting)
-    return value(*at, setting), isotonic.value_tangent(blocks, y, *_known(tangents))
+    return value_of_blocks(*at, setting), isotonic.value_tangent(blocks, y, *_known(tangents))

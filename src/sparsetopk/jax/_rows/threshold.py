@@ -1,6 +1,6 @@
 """The top-k family on rows: solved by the core or in XLA operations, and the one rule for derivatives.
 
-``solve`` has the rule of ``_maths.response``, written with its own outputs: so derivatives of every
+``solve_topk`` has the rule of ``_maths.response``, written with its own outputs: so derivatives of every
 order follow, in forward and in reverse mode. For reverse mode x and the state of every row are kept, and
 nothing else; on the CPU the compiled core has that too.
 """
@@ -28,7 +28,7 @@ from .calls import RowCall, alike
 from .promotion import promoting
 
 
-class Solved(NamedTuple):
+class SolvedTopK(NamedTuple):
     """The output (..., n) in the dtype of x, and the state (..., 1)."""
 
     y: Array
@@ -36,7 +36,7 @@ class Solved(NamedTuple):
     delta: Array
 
 
-class Setting(NamedTuple):
+class TopKSetting(NamedTuple):
     """What is static about a call."""
 
     kind: Operator
@@ -44,22 +44,24 @@ class Setting(NamedTuple):
     axis_name: AxisName = None
 
 
-def solve(x: Array, whole: Array, frac: Array, lam: Array, setting: Setting) -> Solved:
+def solve_topk(x: Array, whole: Array, frac: Array, lam: Array, setting: TopKSetting) -> SolvedTopK:
     """The operator on rows x (..., n) for k = whole + frac and lam (..., 1); n > 0.
 
     On the CPU by the compiled core, elsewhere in XLA operations: what is lowered for decides.
     """
     if setting.axis_name is not None:
         return _solve_over_shards(x, whole, frac, lam, setting)
-    return Solved(*_solve(x, whole, frac, lam, setting=setting))
+    return SolvedTopK(*_solve(x, whole, frac, lam, setting=setting))
 
 
-def solve_in_xla(x: Array, whole: Array, frac: Array, lam: Array, setting: Setting) -> Solved:
+def solve_in_xla(
+    x: Array, whole: Array, frac: Array, lam: Array, setting: TopKSetting
+) -> SolvedTopK:
     k, shards = Count(whole, frac), Shards(x, setting.axis_name)
-    state = threshold.solve(xp, shards, k, lam, setting.kind, setting.hard)
+    state = threshold.state_of(xp, shards, k, lam, setting.kind, setting.hard)
     solved = relaxed(x, k, lam, state, setting)
     y = solved.y(hard_mask(solved, setting))
-    return Solved(unsigned_zero(y).astype(x.dtype), *state)
+    return SolvedTopK(unsigned_zero(y).astype(x.dtype), *state)
 
 
 def relaxed(
@@ -67,7 +69,7 @@ def relaxed(
     k: Count,
     lam: Array,
     state: State,
-    setting: Setting,
+    setting: TopKSetting,
     sums: Callable[..., list[Array]] | None = None,
 ) -> Relaxed:
     """Solved rows, live."""
@@ -95,7 +97,7 @@ def _unsigned_zero_jvp(at: tuple[Array], tangents: tuple[Array]) -> tuple[Array,
     return unsigned_zero(at[0]), tangents[0]
 
 
-def hard_mask(solved: Relaxed, setting: Setting) -> Array | None:
+def hard_mask(solved: Relaxed, setting: TopKSetting) -> Array | None:
     """Of rows with lam = 0, if there may be any: over shards, those of lower index come first."""
     if solved.split.hard is None:
         return None
@@ -114,19 +116,21 @@ def _count_before(flags: Array, axis_name: AxisName) -> Array:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(4,))
-def _solve_over_shards(x: Array, whole: Array, frac: Array, lam: Array, setting: Setting) -> Solved:
+def _solve_over_shards(
+    x: Array, whole: Array, frac: Array, lam: Array, setting: TopKSetting
+) -> SolvedTopK:
     return solve_in_xla(x, whole, frac, lam, setting)
 
 
 @partial(_solve_over_shards.defjvp, symbolic_zeros=True)
 @promoting
 def _over_shards_jvp(
-    setting: Setting, at: tuple[Array, ...], tangents: tuple[Any, ...]
-) -> tuple[Solved, Solved]:
+    setting: TopKSetting, at: tuple[Array, ...], tangents: tuple[Any, ...]
+) -> tuple[SolvedTopK, SolvedTopK]:
     solved = _solve_over_shards(*at, setting)
     moved = [None if isinstance(d, SymbolicZero) else d for d in tangents]
     found = _tangent((*at, *solved[1:]), [moved[0], *moved[2:]], setting)
-    return solved, Solved(found[0].astype(at[0].dtype), jnp.zeros_like(solved.pivot), found[1])
+    return solved, SolvedTopK(found[0].astype(at[0].dtype), jnp.zeros_like(solved.pivot), found[1])
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -142,7 +146,7 @@ def _saturated_jvp(dtype: Any, at: tuple[Array], tangents: tuple[Array]) -> tupl
 
 
 def _tangent(
-    state: Sequence[Array], tangents: Sequence[Array | None], setting: Setting
+    state: Sequence[Array], tangents: Sequence[Array | None], setting: TopKSetting
 ) -> tuple[Array, Array]:
     """Of y, in the dtype of lam, and delta, at x, whole, frac, lam, pivot and delta.
 
@@ -175,7 +179,9 @@ _STATE = 6
 
 
 @partial(jax.jit, static_argnames=("setting", "moves"))
-def _tangent_in_xla(*at: Array, setting: Setting, moves: tuple[bool, ...]) -> tuple[Array, Array]:
+def _tangent_in_xla(
+    *at: Array, setting: TopKSetting, moves: tuple[bool, ...]
+) -> tuple[Array, Array]:
     given = iter(at[_STATE:])
     moved = [next(given) if moved else None for moved in moves]
     dy, ddelta = _tangent(at[:_STATE], moved, setting)
@@ -183,7 +189,7 @@ def _tangent_in_xla(*at: Array, setting: Setting, moves: tuple[bool, ...]) -> tu
 
 
 @partial(jax.jit, static_argnames="setting")
-def _cotangent_in_xla(*at: Array, setting: Setting) -> tuple[Array, ...]:
+def _cotangent_in_xla(*at: Array, setting: TopKSetting) -> tuple[Array, ...]:
     """The transpose of the tangent, for the cotangent of y, and of delta if there is one."""
     (x, _, frac, lam, _, delta), (g, *of_delta) = at[:_STATE], at[_STATE:]
     tangent = partial(_tangent_in_xla, *at[:_STATE], setting=setting, moves=(True,) * 3)
@@ -192,7 +198,7 @@ def _cotangent_in_xla(*at: Array, setting: Setting) -> tuple[Array, ...]:
     return saturated(dx, x.dtype), *others
 
 
-def _in_core(*at: Any, setting: Setting) -> dict[str, Any] | None:
+def _in_core(*at: Any, setting: TopKSetting) -> dict[str, Any] | None:
     kind, with_delta = setting.kind, len(at) > _STATE + 1
     if not kind.is_compiled or with_delta:
         return None
@@ -203,11 +209,11 @@ def _in_core(*at: Any, setting: Setting) -> dict[str, Any] | None:
     }
 
 
-def _solved_types(x: Array, *at: Array, setting: Setting) -> list[tuple[int, Any]]:
+def _solved_types(x: Array, *at: Array, setting: TopKSetting) -> list[tuple[int, Any]]:
     return [(x.shape[-1], x.dtype), (1, at[2].dtype), (1, at[2].dtype)]
 
 
-def _tangent_types(*at: Array, setting: Setting, moves: Any) -> list[tuple[int, Any]]:
+def _tangent_types(*at: Array, setting: TopKSetting, moves: Any) -> list[tuple[int, Any]]:
     return _solved_types(*at, setting=setting)[:2]
 
 
@@ -219,7 +225,7 @@ _pull = RowCall("threshold_backward", _solved_types, _cotangent_in_xla, _in_core
 
 
 @_solve.def_jvp
-def _(at: Sequence[Array], tangents: Sequence[Any], setting: Setting) -> Any:
+def _(at: Sequence[Array], tangents: Sequence[Any], setting: TopKSetting) -> Any:
     solved = _solve(*at, setting=setting)
     given = [tangents[0], *tangents[2:]]
     moves = tuple(d is not None for d in given)
@@ -229,7 +235,7 @@ def _(at: Sequence[Array], tangents: Sequence[Any], setting: Setting) -> Any:
 
 
 @_move.def_transpose
-def _(cotangents: Sequence[Any], state: Sequence[Array], setting: Setting, moves: Any) -> Any:
+def _(cotangents: Sequence[Any], state: Sequence[Array], setting: TopKSetting, moves: Any) -> Any:
     g, of_delta = cotangents
     g = jnp.zeros_like(state[0]) if g is None else g
     found = _pull(*state, g, *([] if of_delta is None else [of_delta]), setting=setting)

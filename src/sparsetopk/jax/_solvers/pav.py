@@ -20,7 +20,7 @@ from .._rows.calls import RowCall
 from .plain import row_sums
 
 
-def solve(
+def solve_blocks(
     x: Array, w: Array, lam: Array, phi: PhiName, exponent: float
 ) -> tuple[Array, Array, Array]:
     """d, block and paired for finite rows x (..., n), |x| for even phi, with w (..., n) and lam > 0

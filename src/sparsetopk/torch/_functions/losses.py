@@ -143,7 +143,7 @@ def composed(
     fast = rows.x.numel() > 0 and fused_loss.takes(rows, k, lam, operator, t, how.weight)
     call = _call(rows, t, k, lam, operator, how, fast)
     if fast:
-        return fused_loss.evaluate(rows.x, call)
+        return fused_loss.loss_of(rows.x, call)
     values = _values(rows, call)
     values = values if call.added is None else values + call.added
     return _value.reduced(xp, values, call.weights, len(values), how.reduction)

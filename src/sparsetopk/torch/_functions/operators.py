@@ -72,14 +72,14 @@ def _operator(x: Tensor, call: _Call, straight_through: bool, largest: bool = Tr
     if not largest:
         y = _operator(-check_float_tensor("x", x), call, straight_through)
         return 0.0 - y if call.times_x else y
-    y = _relaxed(x, call)
+    y = _by_route(x, call)
     if straight_through:
-        hard = _relaxed(x, _Call(call.k, 0.0, *call[2:6])).detach()
+        hard = _by_route(x, _Call(call.k, 0.0, *call[2:6])).detach()
         y = torch.where(hard.isinf(), hard, hard + (y - y.detach()))  # also beside infinities
     return y
 
 
-def _relaxed(x: Tensor, call: _Call) -> Tensor:
+def _by_route(x: Tensor, call: _Call) -> Tensor:
     """With its arguments checked."""
     k, lam, operator, dim, group, times_x, solver, options = call
     if hasattr(x, "placements"):  # a DTensor, as nothing else is
@@ -97,7 +97,7 @@ def _relaxed(x: Tensor, call: _Call) -> Tensor:
     if solver != "threshold" and not (isinstance(lam, (int, float)) and lam == 0):
         y = rows.restore(topk_isotonic.evaluate(rows, k, lam, operator, solver, options))
         if isinstance(lam, Tensor):  # hard rows need no solver
-            y = torch.where(lam == 0, _relaxed(x, _Call(k, 0.0, operator, dim, None)), y)
+            y = torch.where(lam == 0, _by_route(x, _Call(k, 0.0, operator, dim, None)), y)
         return times(x, y) if times_x else y
     if hard.takes(lam):
         y = hard.evaluate(rows, k, operator)
@@ -120,7 +120,7 @@ def _on_shards(x: Any, call: _Call) -> Tensor:
     if call.group is not None:
         raise ValueError("group must be None for a DTensor, which has its own, got a group")
     group = dtensors.group_along(x, check_dim("x", x, call.dim), call.k, call.lam)
-    return dtensors.placed(_relaxed(x.to_local(), _Call(*call[:4], group, *call[5:])), x)
+    return dtensors.placed(_by_route(x.to_local(), _Call(*call[:4], group, *call[5:])), x)
 
 
 @over_dims

@@ -23,7 +23,7 @@ from ..._checks import check_exponent, check_phi, check_solver
 from ..._core import native
 from ..._maths import padding
 from ..._maths.dykstra import RULE, StoppingRule
-from ..._maths.isotonic import PHI_NAMES, Solved
+from ..._maths.isotonic import PHI_NAMES, SolvedBlocks
 from ..._maths.operator import Operator
 from ..._maths.scalars import Phi
 from ..._types import IsotonicSolver, PhiName, SolverOptions
@@ -49,7 +49,7 @@ from .._triton import isotonic as on_gpu
 
 
 @dataclass(frozen=True)
-class Setting:
+class IsotonicSetting:
     """What is asked of the rows, checked."""
 
     exponent: float
@@ -65,7 +65,7 @@ class Setting:
         solver: IsotonicSolver,
         options: SolverOptions | None,
         *numbers: object,
-    ) -> Setting:
+    ) -> IsotonicSetting:
         operator = Operator(check_phi(phi), check_exponent(p))
         options = check_solver(solver, ("pav", "dykstra"), options, operator)
         rule = None if solver == "pav" else RULE.given(**options)
@@ -75,18 +75,18 @@ class Setting:
     def phi_number(self) -> int:
         return PHI_NAMES.index(self.phi.name)
 
-    def solve(self, x: Tensor, w: Tensor, lam: Tensor) -> tuple[Solved, Tensor | None]:
+    def solve(self, x: Tensor, w: Tensor, lam: Tensor) -> tuple[SolvedBlocks, Tensor | None]:
         """The blocks of detached rows, and which rows (m, 1) the solver has failed at."""
         if self.rule is None:
-            return Solved(*pav.solve(x, w, lam, self.phi_number, self.exponent)), None
+            return SolvedBlocks(*pav.solve_blocks(x, w, lam, self.phi_number, self.exponent)), None
         tol = max(self.rule.tol, 8 * torch.finfo(lam.dtype).eps)
-        d, block, paired, residual = dykstra.solve(
+        d, block, paired, residual = dykstra.solve_blocks(
             x, w, lam, self.phi_number, tol, self.rule.max_iter, self.rule.fixed_count
         )
         failed = None if self.rule.fixed_count else residual > tol
         if failed is not None and self.readable:
             self.rule.check("dykstra", (~failed).numpy(), residual.numpy())
-        return Solved(d, block, paired), failed
+        return SolvedBlocks(d, block, paired), failed
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,9 @@ class RelaxedRows:
         return torch.where(self.invalid, self.nan.sum(dim=-1, keepdim=True), value)
 
 
-def relax_rows(x: Tensor, w: Tensor, lam: Tensor, setting: Setting, floor: float) -> RelaxedRows:
+def relax_rows(
+    x: Tensor, w: Tensor, lam: Tensor, setting: IsotonicSetting, floor: float
+) -> RelaxedRows:
     """Rows x (m, n), w (m, n) or (1, n), lam (m, 1) in the dtype of the computation; not empty."""
     phi = setting.phi
     x, w = x.to(lam.dtype), w.to(lam.dtype)
@@ -145,12 +147,12 @@ def _floor(dtype: torch.dtype) -> float:
 
 
 def _fused(
-    x: Tensor, w: Tensor, lam: Tensor, setting: Setting, dtype: torch.dtype
+    x: Tensor, w: Tensor, lam: Tensor, setting: IsotonicSetting, dtype: torch.dtype
 ) -> Tensor | None:
     """y of rows by the fused kernels if they can, which is not so for infinite numbers."""
     fast = setting.readable and setting.rule is None and setting.phi.name == "identity"
     if fast and not on_gpu.takes(x, setting.phi_number, setting.exponent):
-        return fused_isotonic.evaluate(x, w, lam, setting.exponent, _floor(dtype), dtype)
+        return fused_isotonic.y_of(x, w, lam, setting.exponent, _floor(dtype), dtype)
     return None
 
 
@@ -213,7 +215,7 @@ def permutahedron(
     tensor([2.0000, 0.6000, 0.4000])
     """
     rows = Rows.of("x", x, dim)
-    setting = Setting.of(p, phi, solver, solver_options, x, w, lam)
+    setting = IsotonicSetting.of(p, phi, solver, solver_options, x, w, lam)
     w_rows, lam_rows = _weights(rows, w, phi), _lam(rows, lam)
     if x.numel() == 0:
         return without_entries(x, rows.unflatten(w_rows.expand(rows.data.shape)), lam)
@@ -240,7 +242,7 @@ def permutahedron_value(
     instance the sum of the k largest entries for w = 1_k, or the OWL norm for phi = "abs".
     """
     rows = Rows.of("x", x, dim)
-    setting = Setting.of(p, phi, solver, solver_options, x, w, lam)
+    setting = IsotonicSetting.of(p, phi, solver, solver_options, x, w, lam)
     w_rows, lam_rows = _weights(rows, w, phi), _lam(rows, lam)
     if x.numel() == 0:
         empty = without_entries(x, rows.unflatten(w_rows.expand(rows.data.shape)), lam)
@@ -317,7 +319,7 @@ def _ordered(
 ) -> Tensor:
     """The relaxed rank, or sort, with its arguments checked."""
     rows = Rows.of("x", x, dim)
-    setting, lam_rows = Setting.of(p, "identity", solver, options, x, lam), _lam(rows, lam)
+    setting, lam_rows = IsotonicSetting.of(p, "identity", solver, options, x, lam), _lam(rows, lam)
     if x.numel() == 0:
         return without_entries(x, lam)
     if native is not None and setting.rule is None and traced.takes(x, lam):
@@ -327,7 +329,7 @@ def _ordered(
     return rows.restore((_ranks if rank else _sorts)(rows, lam_rows, setting, descending))
 
 
-def _sorts(rows: Rows, lam: Tensor, setting: Setting, descending: bool) -> Tensor:
+def _sorts(rows: Rows, lam: Tensor, setting: IsotonicSetting, descending: bool) -> Tensor:
     dtype, rho = rows.x.dtype, _rho(rows, descending).expand(rows.data.shape)
     y = _fused(rho, rows.data, lam, setting, dtype)
     if y is not None:
@@ -338,7 +340,7 @@ def _sorts(rows: Rows, lam: Tensor, setting: Setting, descending: bool) -> Tenso
     return torch.where(there | relaxed.invalid, relaxed.y(), -torch.inf)
 
 
-def _ranks(rows: Rows, lam: Tensor, setting: Setting, descending: bool) -> Tensor:
+def _ranks(rows: Rows, lam: Tensor, setting: IsotonicSetting, descending: bool) -> Tensor:
     dtype, rho = rows.x.dtype, _rho(rows)
     y = _fused(-rows.data if descending else rows.data, rho, lam, setting, dtype)
     if y is not None:
@@ -365,7 +367,7 @@ def _ordered_again(
     rank: bool,
 ) -> Tensor:
     rows, number = Rows("x", x, dim), lam_number if lam is None else lam
-    setting = Setting.of(p, "identity", "pav", None, x, number)
+    setting = IsotonicSetting.of(p, "identity", "pav", None, x, number)
     y = (_ranks if rank else _sorts)(rows, rows.per_row(number), setting, descending)
     return rows.restore(y).contiguous()
 

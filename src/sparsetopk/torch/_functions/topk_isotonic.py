@@ -12,7 +12,7 @@ from .._rows.arguments import Number, Rows
 from .._rows.isotonic import relax
 from .._rows.namespace import LOOKS_ALWAYS as xp
 from .._solvers.vectorized import split
-from .polytope import Setting
+from .polytope import IsotonicSetting
 
 
 def evaluate(
@@ -27,7 +27,7 @@ def evaluate(
     lam_rows = rows.per_row(lam)
     x = rows.data.to(lam_rows.dtype)
     at = prepare(xp, x, split(rows.per_row(k)), lam_rows, operator)
-    setting = Setting.of(operator.p, operator.phi_name, solver, options, rows.x, k, lam)
+    setting = IsotonicSetting.of(operator.p, operator.phi_name, solver, options, rows.x, k, lam)
     solved, failed = setting.solve(at.a.detach(), at.w, at.lam.detach())
     paired = Paired.of(xp, at, solved)
     floor = 2.0 / torch.finfo(rows.x.dtype).max

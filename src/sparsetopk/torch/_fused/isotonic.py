@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..._core import native
-from ..._maths.isotonic import PHI_NAMES, Solved
+from ..._maths.isotonic import PHI_NAMES, SolvedBlocks
 from .._rows.arguments import is_plain
 from .._rows.isotonic import relax
 from .._solvers import pav
@@ -22,7 +22,7 @@ from .rows import cotangents
 _IDENTITY = PHI_NAMES.index("identity")
 
 
-def evaluate(
+def y_of(
     x: Tensor, w: Tensor, lam: Tensor, exponent: float, floor: float, dtype: torch.dtype
 ) -> Tensor | None:
     """y in the given dtype for rows x (m, n), w (m, n) or (1, n), lam (m, 1) in float64; None where
@@ -163,7 +163,9 @@ def _differentiable_backward(
     """The same with a graph, or for a g that is batched."""
 
     def live(x: Tensor, w: Tensor, lam: Tensor) -> Tensor:
-        solved = Solved(*pav.solve(x.detach(), w.detach(), lam.detach(), _IDENTITY, exponent))
+        solved = SolvedBlocks(
+            *pav.solve_blocks(x.detach(), w.detach(), lam.detach(), _IDENTITY, exponent)
+        )
         paired = w.to(lam.dtype).expand(x.shape).gather(-1, solved.paired)
         blocks = relax(x.to(lam.dtype), paired, lam, solved, "identity", exponent, floor)
         return blocks.y().to(g.dtype)

@@ -53,7 +53,7 @@ class Call(NamedTuple):
     reduction: Reduction
 
 
-def evaluate(x: Tensor, call: Call) -> Tensor:
+def loss_of(x: Tensor, call: Call) -> Tensor:
     """The reduced loss."""
     if torch.is_grad_enabled() and x.requires_grad:
         return _Loss.apply(x, call)  # type: ignore[no-untyped-call]

@@ -99,7 +99,7 @@ class Live(NamedTuple):
 
     def value(self) -> Tensor:
         """f_{phi,R}(x, 1_k), (m, 1)."""
-        value = _value.value(self.at)
+        value = _value.topk_value(self.at)
         if self.steps is None:
             return value
         y = self.at.y() + self.at.tangent(*self.steps)[1] / 2

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..._maths import isotonic
 from ..._maths.blocks import Blocks
-from ..._maths.isotonic import Solved
+from ..._maths.isotonic import SolvedBlocks
 from ..._maths.scalars import PhiName
 from .differentiable import step_from
 from .namespace import LOOKS_ALWAYS, needs_derivative
@@ -47,7 +47,7 @@ class LiveBlocks(NamedTuple):
 
     def value(self) -> Tensor:
         """R*(x - u) + sum_i w_i phi(u_i), (m, 1)."""
-        value = isotonic.value(self.at, self.x.detach(), self.w.detach())
+        value = isotonic.permutahedron_value(self.at, self.x.detach(), self.w.detach())
         if self.steps is None:
             return value
         y = self.at.y() + self._moved(self.at).y / 2
@@ -58,7 +58,7 @@ def relax(
     x: Tensor,
     w: Tensor,
     lam: Tensor,
-    solved: Solved,
+    solved: SolvedBlocks,
     phi: PhiName,
     exponent: float,
     floor: float,

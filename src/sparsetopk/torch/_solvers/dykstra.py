@@ -22,10 +22,10 @@ _library.define(
 )
 
 
-def solve(
+def solve_blocks(
     x: Tensor, w: Tensor, lam: Tensor, phi: int, tol: float, max_iter: int, fixed_count: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """d, block and paired as ``pav.solve`` gives them, and the residual (m, 1), relative.
+    """d, block and paired as ``pav.solve_blocks`` gives them, and the residual (m, 1), relative.
 
     Stops when a sweep moves no dual variable by more than tol times the largest |y_i| of an entry
     alone, or by no more than rounding does; ``fixed_count`` takes exactly ``max_iter`` sweeps.
@@ -39,7 +39,7 @@ def _solve(
     x, w = x.to(lam.dtype), w.to(lam.dtype).expand(x.shape)
     xp = LOOKS_ALWAYS if x.device.type == "cpu" else LOOKS_SELDOM
     rule = dykstra.StoppingRule(tol, max_iter, fixed_count)
-    solved, residual = dykstra.solve(xp, x, w, lam, PHI_NAMES[phi], rule)
+    solved, residual = dykstra.solve_blocks(xp, x, w, lam, PHI_NAMES[phi], rule)
     return *solved, residual
 
 
@@ -55,7 +55,7 @@ def _vmap(
     info: Any, in_dims: tuple[Any, ...], x: Tensor, w: Tensor, lam: Tensor, *options: Any
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     x, w, lam = fold(info, in_dims, x, w, lam)
-    solved = solve(x, w, lam, *options)
+    solved = solve_blocks(x, w, lam, *options)
     return tuple(t.unflatten(0, (info.batch_size, -1)) for t in solved), (0, 0, 0, 0)
 
 

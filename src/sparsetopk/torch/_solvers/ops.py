@@ -19,7 +19,7 @@ _library.define("threshold(Tensor x, Tensor k, Tensor lam, int op, float exponen
 
 
 def threshold(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Tensor:
-    """``vectorized.solve``, for detached rows x (m, n) with k and lam (m, 1).
+    """``vectorized.state_of``, for detached rows x (m, n) with k and lam (m, 1).
 
     On the CPU, and where there are kernels, a call of the operator, which tracers keep as it is;
     elsewhere the operations themselves, which they can fuse.
@@ -28,19 +28,19 @@ def threshold(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Te
         kernels.check_not_onnx()
     if x.device.type == "cpu" or state.takes(x, x.shape[-1], Operator(op, exponent)):
         return torch.ops.sparsetopk.threshold(x, k, lam, op, exponent)
-    return vectorized.solve(x, k, lam, op, exponent)
+    return vectorized.state_of(x, k, lam, op, exponent)
 
 
 def _threshold(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Tensor:
     if state.takes(x, x.shape[-1], Operator(op, exponent)):
         return state.solve(x, k, lam, op, exponent).to(k.dtype)
-    return vectorized.solve(x, k, lam, op, exponent)
+    return vectorized.state_of(x, k, lam, op, exponent)
 
 
 def _threshold_cpu(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Tensor:
     operator = Operator(op, exponent, False)
     if not kernels.has(operator) or x.numel() == 0:
-        return vectorized.solve(x, k, lam, op, exponent, stop_early=True)
+        return vectorized.state_of(x, k, lam, op, exponent, stop_early=True)
     x, k, lam = (kernels.bare(v.contiguous()) for v in (x, k, lam))
     k_rows, lam_rows = (kernels.Numbers.of(v, x.shape[0]) for v in (k, lam))
     return kernels.forward(x, k_rows, lam_rows, operator)[1]

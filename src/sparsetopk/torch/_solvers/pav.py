@@ -24,7 +24,7 @@ _library.define(
 )
 
 
-def solve(
+def solve_blocks(
     x: Tensor, w: Tensor, lam: Tensor, phi: int, exponent: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """d, block and paired for detached, finite rows x (m, n), |x| for even phi, with w (m, n) or (1, n)
@@ -119,7 +119,7 @@ def _vmap(
     exponent: float,
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     x, w, lam = fold(info, in_dims, x, w, lam)
-    solved = solve(x, w, lam, phi, exponent)
+    solved = solve_blocks(x, w, lam, phi, exponent)
     return tuple(t.unflatten(0, (info.batch_size, -1)) for t in solved), (0, 0, 0)
 
 

@@ -61,7 +61,7 @@ def split(k: Tensor) -> Count:
     return Count(floor.to(torch.int64), k - floor)
 
 
-def solve(
+def state_of(
     x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float, *, stop_early: bool = False
 ) -> Tensor:
     """The state (m, 2) of rows x (m, n), n > 0, for k and lam (m, 1): see ``threshold.State``.
@@ -69,5 +69,5 @@ def solve(
     Nothing waits for the device, unless ``stop_early`` leaves out the passes that change nothing.
     """
     xp = LOOKS_ALWAYS if stop_early else LOOKS_NEVER
-    state = threshold.solve(xp, Whole(x), split(k), lam, Operator(op, exponent))
+    state = threshold.state_of(xp, Whole(x), split(k), lam, Operator(op, exponent))
     return torch.cat(list(state), dim=-1).to(k.dtype)

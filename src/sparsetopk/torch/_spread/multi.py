@@ -209,10 +209,12 @@ def _solved(
     survey = Survey.of(xs) if shared is None else _survey(xs, shared, float(k), float(lam))
     passes = _passes(xs, [out.view(-1) for out in outs], shared)
     e, debias, straight = options.exponent, options.debias, options.straight_through
-    row = ctx.row = solve(survey, passes, float(k), float(lam), e, debias, writes=not straight)
+    row = ctx.row = solve_spread(
+        survey, passes, float(k), float(lam), e, debias, writes=not straight
+    )
     ctx.left = _left(passes, row, shared)
     if straight:
-        hard = solve(survey, passes, row.k, 0.0, e, debias)
+        hard = solve_spread(survey, passes, row.k, 0.0, e, debias)
         passes.apply(hard, _left(passes, hard, shared))
     else:
         passes.apply(row, ctx.left)
@@ -329,7 +331,7 @@ def _survey(xs: list[Tensor], shared: Shared, k: float, lam: float) -> Survey:
     return Survey(n, shared.sum(sample), bool(doubles.any()))
 
 
-def solve(
+def solve_spread(
     survey: Survey,
     passes: Passes,
     k: float,

@@ -37,7 +37,7 @@ _STEEPEST = 1e280  # keeps products of slopes finite, for any lam > 0
 
 
 class State(NamedTuple):
-    """The threshold v = pivot - lam delta; ``vectorized.solve`` says what infinite pivots mean."""
+    """The threshold v = pivot - lam delta; ``vectorized.state_of`` says what infinite pivots mean."""
 
     pivot: float
     delta: float

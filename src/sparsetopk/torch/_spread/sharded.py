@@ -53,7 +53,7 @@ class _Sharded(torch.autograd.Function):
         is_hard = bool(hard.all()) if bool(hard.all()) == bool(hard.any()) else None
         row, count = Shards(rows.data.detach(), n, shared), split(k_rows)
         count = count._replace(frac=count.frac.to(lam_rows.dtype))
-        state = threshold.solve(xp, row, count, lam_rows, operator, is_hard)
+        state = threshold.state_of(xp, row, count, lam_rows, operator, is_hard)
         packed = torch.cat(list(state), dim=-1)
         kept = _Kept(shared, [])
         solved = _relaxed(rows, k_rows, lam_rows, packed, operator, kept)
