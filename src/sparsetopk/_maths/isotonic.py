@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .blocks import Blocks
-from .scalars import Phi, PhiName, PNorm
+from .scalars import Phi, PhiName, PNorm, Regularizer
 
 Array = Any
 
@@ -28,19 +28,13 @@ class SolvedBlocks(NamedTuple):
 
 
 def blocks_of(
-    xp: Any,
-    x: Array,
-    w: Array,
-    lam: Array,
-    d: Array,
-    block: Array,
-    *,
-    phi: PhiName,
-    exponent: float,
-    floor: float,
+    reg: Regularizer, phi: Phi, x: Array, w: Array, lam: Array, d: Array, block: Array, floor: float
 ) -> Blocks:
-    """Of solved rows x, |x| for even phi, each entry beside the w that it is paired with; lam > 0."""
-    reg, phi_ = PNorm(xp, exponent), Phi(xp, phi)
+    """Of solved rows x, |x| for even phi, each entry beside the w that it is paired with; lam > 0.
+
+    ``floor`` is the least lam that slopes, which are S'/lam, are taken with.
+    """
+    xp = reg.xp
 
     def totals(values: list[Array], linear: bool = False) -> list[Array]:
         return [xp.block_sum(v, block) for v in values]
@@ -48,19 +42,19 @@ def blocks_of(
     weight = xp.block_sum(w, block)
     u = x - lam * d
     pinned = xp.zeros_like(d, dtype=bool)
-    if phi == "abs":
+    if phi.name == "abs":
         pinned = lam * d >= x * (1.0 - 4.0 * float(xp.finfo(x.dtype).eps))
         # An entry at 0 that has no weight is left out, unless the threshold of its row is held at 0.
         pinned = pinned & ((weight > 0) | (xp.total(pinned & (d > 0)) > 0))
         u = xp.where(pinned, 0.0, u)
-    if phi == "half_square":  # sum_B S(d_i) = u sum_B w_i: precise also where u is tiny
+    if phi.name == "half_square":  # sum_B S(d_i) = u sum_B w_i: precise also where u is tiny
         shared = weight > 0
         u = xp.where(
             shared, xp.block_sum(reg.response(d), block) / xp.where(shared, weight, 1.0), u
         )
     return Blocks.of(
         reg,
-        phi_,
+        phi,
         totals,
         lam=lam,
         d=d,

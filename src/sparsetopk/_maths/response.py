@@ -52,7 +52,7 @@ class Split(NamedTuple):
         sums: Sums,
         may_be_hard: bool,
     ) -> Split:
-        reg, phi, (pivot, delta) = operator.reg(xp), operator.phi(xp), state
+        phi, (pivot, delta) = operator.phi(xp), state
         hard = lam == 0 if may_be_hard else None
         soft = xp.isfinite(pivot) if hard is None else xp.isfinite(pivot) & ~hard
         everything = pivot == -xp.inf
@@ -63,20 +63,8 @@ class Split(NamedTuple):
         origin, delta = xp.where(soft, pivot, 0.0), xp.where(soft, delta, 0.0)
         lam = xp.where(relaxed, lam, 1.0)
         t = (a - origin) / lam + delta
-        level = phi.prime(origin - lam * delta)
-        if operator.op == MAGNITUDE:
-            # v may be tiny beside the pivot, and is then lost in rounding: what is over it by no more
-            # than that stays in the block, which so is never left without a share of k.
-            rounding = 16.0 * float(xp.finfo(lam.dtype).eps)
-            level = xp.clip(level, 0.0, None) * (1.0 + rounding * max(1.0, operator.exponent))
-            level = level + rounding * (xp.abs(origin) + lam * xp.abs(delta))
-        taking_part = soft & (t > reg.zero)
-        if phi.straight:  # in t: where S is flat, many t below 1 have an S that is rounded to 1
-            reached = t >= 1.0
-        else:
-            # What is far over it would overflow, and a framework may take a derivative here, of inf.
-            far = (float(xp.finfo(lam.dtype).max) / 2) ** (1.0 / max(1.0, operator.exponent))
-            reached = reg.response(xp.clip(t, reg.zero, far)) >= level
+        taking_part = soft & (t > operator.reg(xp).zero)
+        reached = _is_whole(xp, t, lam, State(origin, delta), operator)
         above = (taking_part & reached) | (everything & (a > -xp.inf))
         held = xp.zeros_like(soft)
         if operator.op == SIGN:
@@ -102,6 +90,23 @@ class Split(NamedTuple):
             taken=taken,
             size=size,
         )
+
+
+def _is_whole(xp: Any, t: Array, lam: Array, state: State, operator: Operator) -> Array:
+    """The entries whose response S(t) alone reaches phi'(v), the most that an entry can have."""
+    reg, phi, (origin, delta) = operator.reg(xp), operator.phi(xp), state
+    if phi.straight:  # in t: where S is flat, many t below 1 have an S that is rounded to 1
+        return t >= 1.0
+    level = phi.prime(origin - lam * delta)
+    if operator.op == MAGNITUDE:
+        # v may be tiny beside the pivot, and is then lost in rounding: what is over it by no more
+        # than that stays in the block, which so is never left without a share of k.
+        rounding = 16.0 * float(xp.finfo(lam.dtype).eps)
+        level = xp.clip(level, 0.0, None) * (1.0 + rounding * max(1.0, operator.exponent))
+        level = level + rounding * (xp.abs(origin) + lam * xp.abs(delta))
+    # What is far over it would overflow, and a framework may take a derivative here, of inf.
+    far = (float(xp.finfo(lam.dtype).max) / 2) ** (1.0 / max(1.0, operator.exponent))
+    return reg.response(xp.clip(t, reg.zero, far)) >= level
 
 
 def hard_mask(
@@ -159,9 +164,9 @@ class Relaxed(NamedTuple):
     ) -> Relaxed:
         """The rows x (..., n), in the dtype of lam; ``split`` if it is known already."""
         reg, phi, still = operator.reg(xp), operator.phi(xp), xp.stop_gradient
-        sign = (
-            xp.astype(xp.where(still(x) < 0, -xp.ones_like(x), 1.0), x.dtype) if phi.even else None
-        )
+        sign = None
+        if phi.even:
+            sign = xp.astype(xp.where(still(x) < 0, -xp.ones_like(x), 1.0), x.dtype)
         a = x if sign is None else x * sign
         if split is None:
             constant = State(still(state.pivot), still(state.delta))
@@ -183,10 +188,9 @@ class Relaxed(NamedTuple):
             a_above = xp.where(above, a, 1.0)
             alone = lone_response(a_above, xp.ones_like(lam), lam, reg, phi)
             d = xp.where(above, alone, d)
-            # for x^2/2, S(d) = u and sum_B S(t_i) = v left: precise also where they are tiny
             curved = phi.name == "half_square"
             u = xp.where(above, reg.response(alone) if curved else a_above - lam * alone, u)
-            if curved:
+            if curved:  # S(d) = u and sum_B S(t_i) = v left: precise also where they are tiny
                 shared = still(left) > 0
                 mass = totals([reg.response(t)])[0] / xp.where(shared, left, 1.0)
                 u = xp.where(inside & shared & (mass < xp.inf), mass, u)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from .operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Count, Operator
-from .root import LIMIT, increasing_root
+from .root import increasing_root
 from .scalars import PNorm, lone_response
 
 Array = Any
@@ -476,7 +476,6 @@ class _Problem(NamedTuple):
             tol=4 * float(xp.finfo(lo.dtype).eps) * max(1.0, steepest),
             unit=unit,
             rows=rows,
-            limit=LIMIT,
         ).best
 
 

@@ -157,18 +157,11 @@ class PermutahedronProblem:
     @cached_property
     def blocks(self) -> Blocks:
         operator = Operator(OF_PHI[self.phi_name], self.exponent)
+        reg, phi = operator.reg(xp), operator.phi(xp)
+        lam, floor = np.where(self.hard, 1.0, self.lam), lam_floor(xp, self.rows.dtype, operator)
         with xp.quiet():
-            return blocks_of(
-                xp,
-                self.x,
-                self.w_paired,
-                np.where(self.hard, 1.0, self.lam),
-                self.solved.d,
-                self.solved.block,
-                phi=self.phi_name,
-                exponent=self.exponent,
-                floor=lam_floor(xp, self.rows.dtype, operator),
-            )
+            d, block, _ = self.solved
+            return blocks_of(reg, phi, self.x, self.w_paired, lam, d, block, floor)
 
     @cached_property
     def y(self) -> Array:

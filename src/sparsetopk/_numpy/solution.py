@@ -80,17 +80,10 @@ class ByBlocks:
 
     def _blocks(self, debias: bool) -> Blocks:
         rows, paired = self.rows, self._paired
-        return blocks_of(
-            xp,
-            rows.a,
-            paired.w,
-            rows.lam,
-            self.solved.d,
-            self.solved.block,
-            phi=self.operator.phi_name,
-            exponent=self.operator.exponent,
-            floor=lam_floor(xp, self.dtype, self.operator),
-        )._replace(debias=debias)
+        reg, phi = self.operator.reg(xp), self.operator.phi(xp)
+        floor, (d, block, _) = lam_floor(xp, self.dtype, self.operator), self.solved
+        blocks = blocks_of(reg, phi, rows.a, paired.w, rows.lam, d, block, floor)
+        return blocks._replace(debias=debias)
 
     @property
     def _debias(self) -> bool:

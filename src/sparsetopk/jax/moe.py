@@ -98,15 +98,7 @@ def expert_choice(
            [1]], dtype=int32)
     """
     logits = _noisy(_check(logits, select_on, mask), noise, key)
-    if (k is None) == (capacity_factor is None):
-        raise ValueError(
-            f"exactly one of k and capacity_factor must be given, got k={k} and "
-            f"capacity_factor={capacity_factor}"
-        )
-    if k is None:
-        assert capacity_factor is not None
-        total = logits.shape[-2] * (1 if axis_name is None else lax.psum(1, axis_name))
-        k = min(total, math.ceil(capacity_factor * total / logits.shape[-1]))
+    k = _tokens_of_each(logits, k, capacity_factor, axis_name)
     logits, gates = _gates(logits, mask)
     scores = gates if select_on == "gates" else logits
     if mask is not None:
@@ -121,6 +113,22 @@ def expert_choice(
     if normalize:
         weights = _normalized(weights, tokens, weights.ndim - 1, n)
     return Routing(weights, tokens, selected, dropped, jnp.zeros((), logits.dtype))
+
+
+def _tokens_of_each(
+    logits: Array, k: Number | None, capacity_factor: float | None, axis_name: AxisName
+) -> Number:
+    """How many tokens an expert takes: k, or what the capacity factor makes of all there are."""
+    if (k is None) == (capacity_factor is None):
+        raise ValueError(
+            f"exactly one of k and capacity_factor must be given, got k={k} and "
+            f"capacity_factor={capacity_factor}"
+        )
+    if k is not None:
+        return k
+    assert capacity_factor is not None
+    total = logits.shape[-2] * (1 if axis_name is None else lax.psum(1, axis_name))
+    return min(total, math.ceil(capacity_factor * total / logits.shape[-1]))
 
 
 def token_choice(

@@ -164,35 +164,59 @@ def prune(
     check_choice("scope", scope, ("tensor", "global"))
     kind = unit_of(unit)
     keep = _keep_by_default(keep, kind, scope, lam, operator)
+    lam, schedule, relaxed = _recipe(lam, schedule, steps)
+    _check_numbers(lam, p, lam_scale)
+    _check_together(keep, scope, operator, straight_through)
+    targets = find_targets(model, keep, modules, exclude)
+    if relaxed and not _are_sharded(targets):
+        p, lam_scale = 4 / 3 if p is None else p, "rms"
+    settings = Settings(2.0 if p is None else p, kind, operator, lam_scale, straight_through)
+    return _registered(model, targets, scope, settings, lam, check_schedules(schedule))
+
+
+def _check_numbers(lam: float | ChooseLam, p: float | None, lam_scale: object) -> None:
     if lam_scale not in (None, "rms"):
         raise ValueError(f"lam_scale must be None or 'rms', got {lam_scale!r}")
     if p is not None:
         check_exponent(p)
-    lam, schedule, relaxed = _recipe(lam, schedule, steps)
     if not isinstance(lam, ChooseLam):
         check_number("lam", lam)
         check_lam(lam, readable=True)
-    if operator is not None and straight_through:
+
+
+def _check_together(keep: Any, scope: str, operator: Operator | None, straight: bool) -> None:
+    """Arguments that exclude each other."""
+    if operator is not None and straight:
         raise ValueError("straight_through must be False when an operator is given, got True")
     if scope == "global" and isinstance(keep, Mapping):
         raise TypeError("keep must be a number when scope='global', got a mapping")
-    targets = find_targets(model, keep, modules, exclude)
-    sharded = any(hasattr(target.weight, "placements") for target in targets)  # DTensors
-    if relaxed and not sharded:
-        p, lam_scale = 4 / 3 if p is None else p, "rms"
-    settings = Settings(2.0 if p is None else p, kind, operator, lam_scale, straight_through)
-    first_lam = lam if isinstance(lam, ChooseLam) else float(lam)
+
+
+def _are_sharded(targets: Sequence[Target]) -> bool:
+    return any(hasattr(target.weight, "placements") for target in targets)  # DTensors
+
+
+def _registered(
+    model: torch.nn.Module,
+    targets: list[Target],
+    scope: str,
+    settings: Settings,
+    lam: float | ChooseLam,
+    schedules: tuple[Schedule, ...],
+) -> Pruner:
+    """Makes the groups, then registers them: by then every argument has been checked."""
     parts = [targets] if scope == "global" else by_weight(targets)
-    schedules, coverage = check_schedules(schedule), _coverage(model, targets)
+    coverage = _coverage(model, targets)
+    first_lam = lam if isinstance(lam, ChooseLam) else float(lam)
     groups = [_group(part, settings, first_lam) for part in parts]
-    if sharded:
+    if _are_sharded(targets):
         from ._prune import fsdp  # which needs torch.distributed
 
         fsdp.check_sharded(settings, scope, lam)
         groups[0].processes = fsdp.shard_group(targets)
         fsdp.register(groups[0], targets, model)
     else:
-        for group, part in zip(groups, parts, strict=True):  # every argument is checked by now
+        for group, part in zip(groups, parts, strict=True):
             _register(group, part)
         rename_tied(model, [target.name for target in targets])
     return Pruner(groups, schedules, coverage)

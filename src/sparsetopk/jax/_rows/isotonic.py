@@ -62,17 +62,7 @@ keeping_solved = partial(
 def _blocks(
     x: Array, w: Array, lam: Array, d: Array, block: Array, setting: IsotonicSetting
 ) -> Blocks:
-    return isotonic.blocks_of(
-        xp,
-        x,
-        w,
-        lam,
-        d,
-        block,
-        phi=setting.phi_name,
-        exponent=setting.exponent,
-        floor=setting.floor,
-    )
+    return isotonic.blocks_of(setting.reg, setting.phi, x, w, lam, d, block, setting.floor)
 
 
 class Response(NamedTuple):

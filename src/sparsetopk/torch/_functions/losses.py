@@ -116,10 +116,7 @@ def topk_loss(
     tensor(0.)
     """
     check_loss(completion, reduction, label_smoothing, ignore_index)
-    rows, e = Rows.of("logits", logits, dim), check_exponent(p)
-    if _is_autocast(logits.device.type) and logits.dtype != torch.float64:
-        logits = logits.float()
-        rows = Rows(rows.name, logits, rows.dim)
+    rows, e = _rows_of(logits, dim), check_exponent(p)
     check_k_and_lam(rows, k, lam)
     t = _targets(targets, rows)
     asked = _Asked(completion, reduction, label_smoothing, ignore_index, weight)
@@ -129,10 +126,18 @@ def topk_loss(
     if on_gpu.takes_loss(rows, k, lam, operator, t, weight):
         loss = on_gpu.loss(rows, t, k, lam, operator, *asked)
         return _in_shape(rows, loss, reduction)
-    if logits.numel() > 0 and fused_loss.takes_traced(rows, k, lam, operator, t, weight):
+    if rows.x.numel() > 0 and fused_loss.takes_traced(rows, k, lam, operator, t, weight):
         numbers = traced.asked(rows, k, lam, operator)
-        return torch.ops.sparsetopk.topk_loss(logits, t, *numbers, *asked)[0]
+        return torch.ops.sparsetopk.topk_loss(rows.x, t, *numbers, *asked)[0]
     return _in_shape(rows, composed(rows, t, k, lam, operator, *asked), reduction)
+
+
+def _rows_of(logits: Tensor, dim: int) -> Rows:
+    """The logits as rows; under autocast in float32, as those of other losses are."""
+    rows = Rows.of("logits", logits, dim)
+    if _is_autocast(logits.device.type) and logits.dtype != torch.float64:
+        return Rows(rows.name, logits.float(), rows.dim)
+    return rows
 
 
 def composed(

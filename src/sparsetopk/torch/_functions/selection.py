@@ -145,41 +145,81 @@ def topk_select(
     x = candidates(x, where, magnitude, largest)
     if straight_through and sorted:
         raise ValueError("sorted must be False when straight_through=True, got True")
-    options: Any = {"dim": dim, "group": group}
     operator = Operator(_op(magnitude, two_sided), check_exponent(p), magnitude)
-    plain = largest and values == "mask" and not sorted
-    if plain and group is None and not hasattr(x, "placements"):
-        rows = Rows.of("x", x, dim)
-        if on_gpu.takes(rows, operator):
-            check_k_and_lam(rows, k, lam)
-            capacity = check_capacity(capacity, k, rows.n, is_hard(lam))
-            if straight_through:
-                _check_slots(rows, k, capacity)
-            slots = on_gpu.evaluate(rows, k, lam, operator, capacity, straight_through)
-            return StraightThroughSelection(*slots) if straight_through else Selection(*slots[:3])
+    asked = _Asked(
+        dim, capacity, straight_through, largest, values == "x" and not magnitude, sorted
+    )
+    slots = None if group is not None else _on_gpu(x, k, lam, operator, asked)
+    return _selected(x, k, lam, p, operator, group, asked) if slots is None else slots
+
+
+class _Asked(NamedTuple):
+    """What ``topk_select`` is asked for, besides the operator."""
+
+    dim: Dim
+    capacity: int | None
+    straight_through: bool
+    largest: bool
+    times_x: bool
+    sorted: bool
+
+
+def _on_gpu(
+    x: Tensor, k: Number, lam: Number, operator: Operator, asked: _Asked
+) -> Selection | StraightThroughSelection | None:
+    """By one kernel, where there is one for what is asked."""
+    if not asked.largest or asked.times_x or asked.sorted or hasattr(x, "placements"):
+        return None
+    rows = Rows.of("x", x, asked.dim)
+    if not on_gpu.takes(rows, operator):
+        return None
+    check_k_and_lam(rows, k, lam)
+    capacity = check_capacity(asked.capacity, k, rows.n, is_hard(lam))
+    if asked.straight_through:
+        _check_slots(rows, k, capacity)
+    slots = on_gpu.evaluate(rows, k, lam, operator, capacity, asked.straight_through)
+    return StraightThroughSelection(*slots) if asked.straight_through else Selection(*slots[:3])
+
+
+def _selected(
+    x: Tensor,
+    k: Number,
+    lam: Number,
+    p: float,
+    operator: Operator,
+    group: ProcessGroup | None,
+    asked: _Asked,
+) -> Selection | StraightThroughSelection:
+    """The slots of a whole output of the operator."""
+    magnitude = operator.op == MAGNITUDE
+    options: Any = {"dim": asked.dim, "group": group}
     if magnitude:
         y = topk_mag(x, k, lam, p=p, **options)
     else:
-        options["largest"] = largest
-        y = topk_mask(x, k, lam, p=p, two_sided=two_sided, **options)
-    dim = check_dim("x", y, dim)
-    capacity = check_capacity(capacity, k, y.shape[dim], is_hard(lam))
-    if straight_through:
+        options["largest"] = asked.largest
+        y = topk_mask(x, k, lam, p=p, two_sided=operator.op == TWO_SIDED, **options)
+    dim = check_dim("x", y, asked.dim)
+    capacity = check_capacity(asked.capacity, k, y.shape[dim], is_hard(lam))
+    if asked.straight_through:
         still, k = x.detach(), k.detach() if isinstance(k, Tensor) else k
         hard = topk_mask(still.abs() if magnitude else still, k, 0.0, **options)
         found: Any = _straight_through(y, hard, still if magnitude else None, k, capacity, dim)
     else:
         found = in_slots(y, capacity, dim)
-    if values == "x" and not magnitude:
+    if asked.times_x:
         found = found._replace(values=times(x.gather(dim, found.indices), found.values))
-    if sorted:
-        by = found.values.abs() if magnitude else found.values if largest else -found.values
-        taken = y.detach().gather(dim, found.indices) != 0
-        by = torch.where(taken, by.detach(), -torch.inf)
-        order = by.argsort(dim=dim, descending=True, stable=True)
-        in_order = [v.gather(dim, order) for v in (found.values, found.indices)]
-        found = Selection(in_order[0], in_order[1], found.dropped)
-    return found
+    if not asked.sorted:
+        return found
+    by = found.values.abs() if magnitude else found.values if asked.largest else -found.values
+    return _in_order(found, by.detach(), y.detach(), dim)
+
+
+def _in_order(found: Selection, by: Tensor, y: Tensor, dim: int) -> Selection:
+    """The slots with the largest ``by`` first, and those that hold nothing of y last."""
+    by = torch.where(y.gather(dim, found.indices) != 0, by, -torch.inf)
+    order = by.argsort(dim=dim, descending=True, stable=True)
+    values, indices = (v.gather(dim, order) for v in (found.values, found.indices))
+    return Selection(values, indices, found.dropped)
 
 
 def _straight_through(

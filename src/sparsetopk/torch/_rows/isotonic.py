@@ -14,7 +14,7 @@ from torch import Tensor
 from ..._maths import isotonic
 from ..._maths.blocks import Blocks
 from ..._maths.isotonic import SolvedBlocks
-from ..._maths.scalars import PhiName
+from ..._maths.scalars import Phi, PhiName, PNorm
 from .differentiable import step_from
 from .namespace import LOOKS_ALWAYS, needs_derivative
 
@@ -65,9 +65,10 @@ def relax(
 ) -> LiveBlocks:
     """The blocks with their derivatives. ``floor`` bounds lam where 1/lam is a slope."""
 
+    reg, phi_ = PNorm(_xp, exponent), Phi(_xp, phi)
+
     def blocks(x: Tensor, w: Tensor, lam: Tensor, d: Tensor) -> Blocks:
-        options = {"phi": phi, "exponent": exponent, "floor": floor}
-        return isotonic.blocks_of(_xp, x, w, lam, d, solved.block, **options)  # type: ignore[arg-type]
+        return isotonic.blocks_of(reg, phi_, x, w, lam, d, solved.block, floor)
 
     now = x.detach(), w.detach(), lam.detach()
     at = blocks(*now, solved.d)
