@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from .._maths.root import increasing_root
 from ._functions.operators import topk_mag, topk_mask
@@ -218,12 +219,11 @@ def _of_distribution(x: Tensor, k: float, lam: float, distribution: _Distributio
 
 
 def _sinkhorn(x: Tensor, k: float, lam: float, iterations: int) -> Tensor:
-    gain = torch.stack([_rows(x) / lam, torch.zeros_like(_rows(x))], dim=-1)
-    n = gain.shape[1]
-    mass = torch.tensor([k, n - k], dtype=gain.dtype, device=x.device).log()
-    of_bins = gain.new_zeros((gain.shape[0], 1, 2))
+    """With two bins, what is iterated is one number of a row: by how much the first is preferred."""
+    gain = _rows(x) / lam
+    prefers = gain.new_zeros((gain.shape[0], 1))
     for _ in range(iterations):
-        of_sizes = -torch.logsumexp(gain + of_bins, dim=2, keepdim=True)
-        of_bins = mass - torch.logsumexp(gain + of_sizes, dim=1, keepdim=True)
-    log_y = gain + of_bins - torch.logsumexp(gain + of_bins, dim=2, keepdim=True)
-    return log_y[..., 0].exp().reshape(x.shape)
+        at_first, at_second = logsigmoid(gain + prefers), logsigmoid(-gain - prefers)
+        filled = at_first.logsumexp(1, keepdim=True) - at_second.logsumexp(1, keepdim=True)
+        prefers = prefers + math.log(k / (gain.shape[1] - k)) - filled
+    return (gain + prefers).sigmoid().reshape(x.shape)

@@ -22,6 +22,7 @@ class Method:
     annealed: bool = False  # the strength goes to a hundredth in equal ratios
     in_use: Callable[[Tensor, int], Tensor] | None = None  # None: the hard mask
     ours: bool = False
+    special: bool = False  # for the tasks that name it
 
 
 def hard(scores: Tensor, k: int, _: float = 0.0) -> Tensor:
@@ -55,11 +56,20 @@ P_2, P_4_3, TWO_SIDED = (
     partial(topk_mask, p=1.5, two_sided=True),
 )
 
-RAMP, DISTILLED = "hard ramp", "KL from dense attention"  # for some tasks alone
+# What some tasks have alone. All but the ramp are losses of the task, which take no mask.
+RAMP, DISTILLED = "hard ramp", "KL from dense attention"
+CROSS_ENTROPY, SMOOTHED = "cross-entropy", "cross-entropy, smoothed labels"
+LOSS_2, LOSS_4_3, LOSS_TWO_SIDED = (
+    "top-k loss, p = 2",
+    "top-k loss, p = 4/3",
+    "top-k loss, two-sided",
+)
 METHODS = {
     "hard": Method(hard, strengths=False),
-    RAMP: Method(ramp, strengths=False),
-    DISTILLED: Method(hard, strengths=False),
+    RAMP: Method(ramp, strengths=False, special=True),
+    DISTILLED: Method(hard, strengths=False, special=True),
+    CROSS_ENTROPY: Method(hard, strengths=False, special=True),
+    SMOOTHED: Method(hard, special=True),
     "straight-through identity": Method(
         straight_through(lambda scores, *_: scores), strengths=False
     ),
@@ -79,4 +89,14 @@ METHODS = {
     "two-sided straight-through": Method(straight_through(TWO_SIDED), ours=True),
     "p = 2 straight-through, backward k = 1": Method(straight_through(P_2, 1), ours=True),
     "p = 4/3 straight-through, backward k = 1": Method(straight_through(P_4_3, 1), ours=True),
+    LOSS_2: Method(hard, ours=True, special=True),
+    LOSS_4_3: Method(hard, ours=True, special=True),
+    LOSS_TWO_SIDED: Method(hard, ours=True, special=True),
 }
+# Ours with as many settings as one method of others has: three forms at strength 1, two learning rates.
+# They were named before any task but indexer-256 was run.
+THREE = (
+    "p = 4/3 annealed",
+    "p = 2 straight-through",
+    "p = 4/3 straight-through, backward k = 1",
+)

@@ -1,7 +1,8 @@
 """The tasks: each a network that asks for a mask of its scores, and how good it is with k selected.
 
 ``loss(select, generator)`` is that of one batch, ``quality(select, split)`` a percentage on "validation"
-or "test" data; ``select(scores, k)`` gives the mask. ``special`` names methods for this task alone.
+or "test" data; ``select(scores, k)`` gives the mask. ``special`` names methods for this task alone; the
+loss of those that take no mask is ``special_loss``, which passes its scores through ``watch``.
 """
 
 from __future__ import annotations
@@ -15,22 +16,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .methods import DISTILLED, RAMP
+from .methods import DISTILLED, RAMP, THREE
 
 Select: TypeAlias = Callable[[Tensor, int], Tensor]
+Watch: TypeAlias = Callable[[Tensor], Tensor]
 Data: TypeAlias = dict[str, tuple[Tensor, Tensor]]  # pictures (m, pixels) and labels by split
 
 
 class Task(nn.Module):
-    steps = 400
+    steps = 200
     rates: tuple[float, ...] = (0.003, 0.01)  # of Adam
     special: tuple[str, ...] = ()
+    ours: tuple[str, ...] = THREE  # the forms of ours that six settings are for
     loss: Callable[[Select, torch.Generator], Tensor]
     quality: Callable[[Select, str], float]
 
     def importance(self) -> Tensor | None:
         """What a hard ramp goes by, if not by the scores."""
         return None
+
+    def special_loss(
+        self, name: str, watch: Watch, strength: float, generator: torch.Generator
+    ) -> Tensor:
+        raise NotImplementedError
 
 
 class Indexer(Task):
@@ -68,13 +76,15 @@ class Indexer(Task):
         answer = torch.einsum("bn,bnv->bv", weights, values)
         return (answer - values[torch.arange(len(needle)), needle]).square().mean()
 
-    def distilled_loss(self, generator: torch.Generator) -> Tensor:
+    def special_loss(
+        self, name: str, watch: Watch, strength: float, generator: torch.Generator
+    ) -> Tensor:
         """Attention to all tokens, and an indexer that is told by KL what it attends to."""
         queries, codes, values, needle = self.draw(self.BATCH, generator)
         weights = self.scores(self.gate, queries, codes).softmax(dim=-1)
         answer = torch.einsum("bn,bnv->bv", weights, values)
         error = (answer - values[torch.arange(len(needle)), needle]).square().mean()
-        log_index = self.scores(self.index, queries, codes).log_softmax(dim=-1)
+        log_index = watch(self.scores(self.index, queries, codes)).log_softmax(dim=-1)
         return error + F.kl_div(log_index, weights.detach(), reduction="batchmean")
 
     def quality(self, select: Select, split: str) -> float:
@@ -85,7 +95,7 @@ class Indexer(Task):
         return 100 * (mask[torch.arange(len(needle)), needle] > 0).float().mean().item()
 
 
-class _Pictures(Task):
+class Pictures(Task):
     """A task on digits; the training set is what is left by the validation set."""
 
     BATCH = 128
@@ -119,7 +129,7 @@ def _mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-class Pixels(_Pictures):
+class Pixels(Pictures):
     """k pixels for all pictures; their scores are parameters."""
 
     special = (RAMP,)
@@ -129,7 +139,7 @@ class Pixels(_Pictures):
         self.k = k
         self.pixel_scores = nn.Parameter(0.1 * torch.randn(self.pixels))
         self.network = _mlp(self.pixels, 64, 10)
-        self.deviation = data["train"][0].std(dim=0)
+        self.deviation = data["train"][0][:5000].std(dim=0)
 
     def importance(self) -> Tensor:
         of_pixels = self.network.get_parameter("0.weight").detach().norm(dim=0)
@@ -140,7 +150,7 @@ class Pixels(_Pictures):
         return out
 
 
-class Instances(_Pictures):
+class Instances(Pictures):
     """k pixels for each picture, by a network that sees all of it."""
 
     def __init__(self, k: int, data: Data, seed: int) -> None:
@@ -154,7 +164,7 @@ class Instances(_Pictures):
         return out
 
 
-class Neighbours(_Pictures):
+class Neighbours(Pictures):
     """An embedding in which the k nearest of other pictures should have the same label."""
 
     K = 9
@@ -182,7 +192,7 @@ class Neighbours(_Pictures):
         return 100 * (votes.argmax(dim=-1) == y).float().mean().item()
 
 
-class Pruning(_Pictures):
+class Pruning(Pictures):
     """A network of which a tenth of every matrix is used; scores are sizes of weights."""
 
     KEEP = 0.1

@@ -2,7 +2,8 @@
 
 Every method has six settings on one seed: three strengths and two learning rates, or six learning rates
 where there is no strength to choose. Where the best is at an edge of the strengths (of the rates, where
-there are six), two more settings beyond it are tried, at most twice.
+there are six), two more settings beyond it are tried, at most twice. Ours has many forms, so it is also
+given six settings in all: three forms at one strength and two learning rates.
 """
 
 from __future__ import annotations
@@ -18,17 +19,31 @@ import torch
 from torch import Tensor
 
 from ..digits import digits, hold_out, mnist
-from ..runs import Book, Options
-from .methods import DISTILLED, METHODS, RAMP, hard
-from .models import Data, Indexer, Instances, Neighbours, Pixels, Pruning, Select, Task
+from ..runs import Book, Checkpoint, Options
+from . import patches, top_loss
+from .methods import METHODS, RAMP, hard
+from .models import (
+    Data,
+    Indexer,
+    Instances,
+    Neighbours,
+    Pixels,
+    Pruning,
+    Select,
+    Task,
+    Watch,
+)
 
 Make = Callable[[Data, int], Task]  # of data and seed
 MAKE: dict[str, Make] = {
     "indexer-64": partial(Indexer, 64),
     "indexer-256": partial(Indexer, 256),
+    "patches": patches.Patches,
     "pixels-20": partial(Pixels, 20),
     "pixels-50": partial(Pixels, 50),
     "instances": partial(Instances, 20),
+    "top-5": top_loss.TopLoss,
+    "top-5-noisy": top_loss.TopLoss,
     "neighbours": Neighbours,
     "pruning": Pruning,
 }
@@ -49,7 +64,7 @@ class Watched:
     """A ``select`` that counts what is not 0 in masks and in gradients, and how far sums are off k."""
 
     def __init__(self, name: str, task: Task, strength: float) -> None:
-        self.method, self.task, self.strength = METHODS[name], task, strength
+        self.name, self.method, self.task, self.strength = name, METHODS[name], task, strength
         self.is_ramp = name == RAMP
         self.progress = 0.0
         self.forward = self.backward = self.off = 0.0
@@ -65,16 +80,20 @@ class Watched:
         return scores.view_as(scores) if importance is None else importance
 
     def in_training(self, scores: Tensor, k: int) -> Tensor:
-        scores = self.scores(scores)
+        scores = self.watch(self.scores(scores))
         mask = self.method.mask(scores, k, self.current())
         now = mask.detach()
-        self.rows += scores.numel() // scores.shape[-1]
         self.forward += (now != 0).sum().item()
         if not self.is_ramp:
             self.off = max(self.off, (now.sum(dim=-1) - k).abs().max().item() / k)
+        return mask
+
+    def watch(self, scores: Tensor) -> Tensor:
+        """Scores whose gradient is counted."""
+        self.rows += scores.numel() // scores.shape[-1]
         if scores.requires_grad:
             scores.register_hook(self._count)
-        return mask
+        return scores
 
     def _count(self, gradient: Tensor) -> None:
         self.backward += (gradient != 0).sum().item()
@@ -95,7 +114,7 @@ def train(
     failed = False
     for step in range(steps):
         watched.progress = step / steps
-        loss = step_loss(task, name, watched.in_training, generator)
+        loss = step_loss(watched, watched.in_training, watched.watch, generator)
         optimizer.zero_grad()
         if loss.requires_grad:
             loss.backward()
@@ -115,11 +134,10 @@ def train(
     }
 
 
-def step_loss(task: Task, name: str, select: Select, generator: torch.Generator) -> Tensor:
-    if name == DISTILLED:
-        assert isinstance(task, Indexer)
-        return task.distilled_loss(generator)
-    return task.loss(select, generator)
+def step_loss(watched: Watched, select: Select, watch: Watch, generator: torch.Generator) -> Tensor:
+    if watched.method.special and not watched.is_ramp:
+        return watched.task.special_loss(watched.name, watch, watched.strength, generator)
+    return watched.task.loss(select, generator)
 
 
 def first_settings(task: Task, strengths: bool) -> list[Setting]:
@@ -146,43 +164,59 @@ def beyond(tried: list[Setting], best: Setting, strengths: bool) -> list[Setting
 
 def run(name: str, options: Options) -> dict[str, Any]:
     """All methods on a task, in ``<out>/task-<name>/result.json``."""
-    book, data = Book(options, f"task-{name}"), load(name, options)
-    make, seeds = MAKE[name], options.seeds or (SEEDS if options.full else 1)
+    book, (make, data) = Book(options, f"task-{name}"), load(name, options)
+    seeds = options.seeds or (SEEDS if options.full else 1)
     example = make(data, 0)
     steps = example.steps if options.full else QUICK_STEPS
-    results: dict[str, Any] = {}
-    for method, described in METHODS.items():
-        if method in (RAMP, DISTILLED) and method not in example.special:
-            continue
 
-        def one(setting: Setting, seed: int, method: str = method) -> dict[str, Any]:
-            known = {"method": method, "rate": setting.rate, "strength": setting.strength}
-            known |= {"seed": seed, "steps": steps, "full": options.full}
-            file = f"{_file(method)} {setting.rate:.3g} {setting.strength:.3g} {seed}"
-            return book.run(file, known, lambda _: train(make, method, setting, seed, data, steps))
+    def one(method: str, setting: Setting, seed: int) -> dict[str, Any]:
+        known = {"method": method, "rate": setting.rate, "strength": setting.strength}
+        known |= {"seed": seed, "steps": steps, "full": options.full}
+        file = f"{_file(method)} {setting.rate:.3g} {setting.strength:.3g} {seed}"
+        return book.run(file, known, lambda _: train(make, method, setting, seed, data, steps))
 
-        settings = first_settings(example, described.strengths)
-        settings = settings if options.full else settings[2:3]
-        tried = {s: one(s, CHOOSING)["quality"] for s in settings}
-        best = max(tried, key=lambda s: tried[s])
-        for _ in range(2 if options.full else 0):
-            more = beyond(list(tried), best, described.strengths)
-            tried |= {s: one(s, CHOOSING)["quality"] for s in more}
-            best = max(tried, key=lambda s: tried[s])
-        runs = [one(best, seed) for seed in range(seeds)]
-        results[method] = {
-            "rate": best.rate,
-            "strength": best.strength if described.strengths else None,
-            "settings": len(tried),
-            "at the edge": bool(options.full and beyond(list(tried), best, described.strengths)),
+    def tested(method: str, setting: Setting, validation: float) -> dict[str, Any]:
+        runs = [one(method, setting, seed) for seed in range(seeds)]
+        return {
+            "rate": setting.rate,
+            "strength": setting.strength if METHODS[method].strengths else None,
+            "validation": validation,
             **{key: [r[key] for r in runs] for key in runs[0]},
         }
+
+    results: dict[str, Any] = {}
+    for method, described in METHODS.items():
+        if described.special and method not in example.special:
+            continue
+        settings = first_settings(example, described.strengths)
+        settings = settings if options.full else settings[2:3]
+        tried = {s: one(method, s, CHOOSING)["quality"] for s in settings}
+        best = _best(tried)
+        for _ in range(2 if options.full else 0):
+            more = beyond(list(tried), best, described.strengths)
+            tried |= {s: one(method, s, CHOOSING)["quality"] for s in more}
+            best = _best(tried)
+        results[method] = {
+            "settings": len(tried),
+            "at the edge": bool(options.full and beyond(list(tried), best, described.strengths)),
+            **tested(method, best, tried[best]),
+        }
+    forms = [(form, Setting(rate, 1.0)) for form in example.ours for rate in example.rates]
+    of_forms = {form: one(*form, CHOOSING)["quality"] for form in forms}
+    chosen = _best(of_forms)
+    ours = {"form": chosen[0], "settings": len(forms), **tested(*chosen, of_forms[chosen])}
     costs = book.run(
         "cost",
         {"methods": list(results)},
         lambda _: cost(make, data, list(results), 20 if options.full else 3),
     )
-    return book.finish({"seeds": seeds, "steps": steps}, {"methods": results, "cost": costs})
+    return book.finish(
+        {"seeds": seeds, "steps": steps}, {"methods": results, "ours": ours, "cost": costs}
+    )
+
+
+def _best(tried: dict[Any, float]) -> Any:
+    return max(tried, key=lambda setting: tried[setting])
 
 
 def cost(make: Make, data: Data, methods: list[str], rounds: int) -> dict[str, Any]:
@@ -205,7 +239,8 @@ def cost(make: Make, data: Data, methods: list[str], rounds: int) -> dict[str, A
 
             start = time.perf_counter()
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-                loss = step_loss(task, name, select, torch.Generator().manual_seed(i))
+                drawn = torch.Generator().manual_seed(i)
+                loss = step_loss(watched, select, lambda scores: scores, drawn)
             if loss.requires_grad:
                 loss.backward()
             seconds[name] = min(seconds[name], time.perf_counter() - start)
@@ -213,14 +248,34 @@ def cost(make: Make, data: Data, methods: list[str], rounds: int) -> dict[str, A
     return {"bytes kept": kept, "seconds": seconds}
 
 
-def load(name: str, options: Options) -> Data:
-    """Digits in three parts; MNIST in full, else those of scikit-learn."""
+def load(name: str, options: Options) -> tuple[Make, Data]:
+    """Digits in three parts, MNIST in full, else those of scikit-learn; or what the task is about."""
+    make = MAKE[name]
     if name.startswith("indexer"):
-        return {}
+        return make, {}
+    if name.startswith("top-5"):
+        found = _kept(options, "features", lambda: top_loss.features(options))
+        return make, top_loss.noisy(found) if name == "top-5-noisy" else found
     whole = mnist(options) if options.full else digits()
     x, y, x_chosen, y_chosen = hold_out(whole, 0.1)
     parts = {"train": (x, y), "validation": (x_chosen, y_chosen), "test": whole[2:]}
-    return {k: (torch.from_numpy(a), torch.from_numpy(b)) for k, (a, b) in parts.items()}
+    data = {k: (torch.from_numpy(a), torch.from_numpy(b)) for k, (a, b) in parts.items()}
+    if name == "patches":
+        steps = patches.STEPS if options.full else QUICK_STEPS
+        known = _kept(options, "classifier", lambda: patches.without_clutter(data, steps))
+        return partial(patches.Patches, known), patches.cluttered(data)
+    return make, data
+
+
+def _kept(options: Options, name: str, make: Callable[[], Any]) -> Any:
+    """What is made once, and then read from a file of tensors."""
+    form = "full" if options.full else "quick"
+    checkpoint = Checkpoint(options.out / f"{name}-{form}.pt", {"version": 1})
+    found = checkpoint.load()
+    if found is None:
+        found = make()
+        checkpoint.save(found)
+    return found
 
 
 def _file(method: str) -> str:
