@@ -23,7 +23,7 @@ class Patches(Pictures):
     BATCH = 32
     steps = 150
 
-    def __init__(self, known: dict[str, Tensor], data: Data, seed: int) -> None:
+    def __init__(self, data: Data, seed: int, known: dict[str, Tensor] | None = None) -> None:
         super().__init__(data)
         self.scorer = nn.Sequential(
             nn.Conv2d(1, 16, 4, stride=2, padding=1),
@@ -32,7 +32,8 @@ class Patches(Pictures):
             nn.Flatten(),
         )
         self.network = classifier()
-        self.network.load_state_dict(known)
+        if known is not None:
+            self.network.load_state_dict(known)
 
     def logits(self, x: Tensor, select: Select) -> Tensor:
         side, patches = SIDE // COARSER, SIDE // PATCH

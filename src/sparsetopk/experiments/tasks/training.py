@@ -203,8 +203,9 @@ def run(name: str, options: Options) -> dict[str, Any]:
         }
     forms = [(form, Setting(rate, 1.0)) for form in example.ours for rate in example.rates]
     of_forms = {form: one(*form, CHOOSING)["quality"] for form in forms}
-    chosen = _best(of_forms)
-    ours = {"form": chosen[0], "settings": len(forms), **tested(*chosen, of_forms[chosen])}
+    form, setting = _best(of_forms)
+    ours = tested(form, setting, of_forms[form, setting])
+    ours |= {"form": form, "settings": len(forms)}
     costs = book.run(
         "cost",
         {"methods": list(results)},
@@ -263,7 +264,7 @@ def load(name: str, options: Options) -> tuple[Make, Data]:
     if name == "patches":
         steps = patches.STEPS if options.full else QUICK_STEPS
         known = _kept(options, "classifier", lambda: patches.without_clutter(data, steps))
-        return partial(patches.Patches, known), patches.cluttered(data)
+        return partial(patches.Patches, known=known), patches.cluttered(data)
     return make, data
 
 
