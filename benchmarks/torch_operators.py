@@ -181,6 +181,13 @@ class _Nothing(torch.autograd.Function):
         return torch.empty_like(g)
 
 
+def _chain(x: torch.Tensor, k: int) -> torch.Tensor:
+    """Twelve operators in one graph: what a call of the graph costs is shared, as it is in a model."""
+    for _ in range(12):
+        x = st.topk_mask(x, k, LAM)
+    return x
+
+
 def compiled_table(seconds: float) -> list[dict[str, Any]]:
     """Eager and compiled side by side, with an operator that does nothing."""
     results = []
@@ -195,6 +202,7 @@ def compiled_table(seconds: float) -> list[dict[str, Any]]:
             "topk_select": lambda x, k=k: st.topk_select(x, k, LAM).values,
             "topk_loss": lambda x, k=k, t=labels: st.topk_loss(x, t, k),
             "soft_rank": st.soft_rank,
+            "12 x mask": lambda x, k=k: _chain(x, k),
         }
         for name, f in contestants.items():
             torch._dynamo.reset()

@@ -17,6 +17,7 @@ from .._fused import rows as fused
 from .._fused import traced
 from .._fused.kernels import check_not_onnx
 from .._fused.loss import Call, one_hot
+from .._fused.registered import register
 from .._rows.arguments import (
     Dim,
     Number,
@@ -294,10 +295,6 @@ def _values(rows: Rows, call: Call) -> Tensor:
 
 # The whole loss as one operator, which compiled graphs call.
 _library = torch.library.Library("sparsetopk", "FRAGMENT")
-_library.define(
-    f"topk_loss(Tensor x, Tensor t, {traced.ASKED}, str? completion, str reduction, float smoothing,"
-    " int ignored, Tensor? weight) -> (Tensor, Tensor, Tensor)"
-)
 _library.define("topk_loss_backward(Tensor residual, Tensor factor, Tensor g, int dim) -> Tensor")
 
 
@@ -352,10 +349,15 @@ def _loss_backward_shapes(residual: Tensor, factor: Tensor, g: Tensor, dim: int)
     return fused.restore(Rows("logits", residual, dim), torch.empty_like(residual))
 
 
-_library.impl("topk_loss", _loss, "CPU")
-_library.impl("topk_loss", _loss_shapes, "Meta")
 _library.impl("topk_loss_backward", _loss_backward, "CPU")
 _library.impl("topk_loss_backward", _loss_backward_shapes, "Meta")
-torch.library.register_autograd(
-    "sparsetopk::topk_loss", _loss_derivative, setup_context=_save_loss, lib=_library
+register(
+    _library,
+    "topk_loss",
+    f"(Tensor x, Tensor t, {traced.ASKED}, str? completion, str reduction, float smoothing,"
+    " int ignored, Tensor? weight) -> (Tensor, Tensor, Tensor)",
+    _loss,
+    _loss_shapes,
+    _save_loss,
+    _loss_derivative,
 )

@@ -30,6 +30,7 @@ from ..._types import IsotonicSolver, PhiName, SolverOptions
 from .._fused import isotonic as fused_isotonic
 from .._fused import traced
 from .._fused.kernels import check_not_onnx
+from .._fused.registered import register
 from .._rows.arguments import (
     Dim,
     Number,
@@ -353,7 +354,6 @@ def _ranks(rows: Rows, lam: Tensor, setting: IsotonicSetting, descending: bool) 
 # it is several times the size of x.
 _library = torch.library.Library("sparsetopk", "FRAGMENT")
 _ASKED = "Tensor? lam, float lam_number, float p, bool descending, int dim, bool rank"
-_library.define(f"ordered(Tensor x, {_ASKED}) -> Tensor")
 _library.define(f"ordered_backward(Tensor x, Tensor g, {_ASKED}) -> (Tensor, Tensor)")
 
 
@@ -405,10 +405,14 @@ def _derivative(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     return dx, None if lam is None else dlam, *[None] * len(ctx.rest)
 
 
-_library.impl("ordered", _ordered_again, "CPU")
-_library.impl("ordered", _ordered_shapes, "Meta")
 _library.impl("ordered_backward", _ordered_backward, "CPU")
 _library.impl("ordered_backward", _ordered_backward_shapes, "Meta")
-torch.library.register_autograd(
-    "sparsetopk::ordered", _derivative, setup_context=_save, lib=_library
+register(
+    _library,
+    "ordered",
+    f"(Tensor x, {_ASKED}) -> Tensor",
+    _ordered_again,
+    _ordered_shapes,
+    _save,
+    _derivative,
 )

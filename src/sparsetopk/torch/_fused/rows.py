@@ -38,14 +38,15 @@ def requires_grad(*values: object) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _constant(value: float) -> Numbers:
+def constant(value: float) -> Numbers:
+    """A k or lam that is one number for all rows."""
     return Numbers.of(torch.tensor(value, dtype=torch.float64, device="cpu"), None)
 
 
 def numbers(rows: Rows, value: Number) -> Numbers:
     """A checked k or lam for the core."""
     if not isinstance(value, Tensor):
-        return _constant(float(value))
+        return constant(float(value))
     value = value.detach()
     if value.numel() == 1:
         return Numbers.of(value.to(torch.float64), None)

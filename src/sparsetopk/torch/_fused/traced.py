@@ -15,18 +15,17 @@ from .._rows import product
 from .._rows.arguments import Number, Rows, is_plain
 from .._rows.product import times_finite
 from . import kernels, rows
-from .kernels import check_not_onnx
+from .kernels import Numbers, check_not_onnx
+from .registered import register
 
 _library = torch.library.Library("sparsetopk", "FRAGMENT")
 _NUMBERS = "Tensor? k, Tensor? lam, float k_number, float lam_number"
 ASKED = f"{_NUMBERS}, int dim, int op, float exponent, bool debias"
-_library.define(f"relaxed(Tensor x, {ASKED}, bool times_x) -> (Tensor, Tensor, Tensor)")
 _library.define(
     f"relaxed_backward(Tensor x, Tensor g, Tensor state, Tensor mask, {ASKED}, bool times_x, bool in_k,"
     " bool in_lam) -> (Tensor, Tensor, Tensor)"
 )
 _library.define("select(Tensor y, int capacity) -> Tensor")
-_library.define("slots(Tensor y, int capacity, int dim) -> (Tensor, Tensor, Tensor)")
 _library.define(
     "slots_backward(Tensor y, Tensor at, Tensor? g, Tensor? of_dropped, int dim) -> Tensor"
 )
@@ -83,11 +82,34 @@ class Asked:
         return rows.restore(self.rows, x.new_empty(rows.rows_last(x, self.rows.dim).shape))
 
 
+def _numbers(
+    x: Tensor,
+    k: Tensor | None,
+    lam: Tensor | None,
+    k_number: float,
+    lam_number: float,
+    dim: int,
+    *operator: Any,
+) -> tuple[Numbers, Numbers, Operator]:
+    """The same as the kernels take it. (While a compiled graph runs, a call of a Python function costs
+    more than elsewhere: there are few here and in what calls this.)"""
+    if k is None and lam is None:
+        return rows.constant(k_number), rows.constant(lam_number), Operator(*operator)
+    of = Rows("x", x, dim)
+    return (
+        rows.numbers(of, k_number if k is None else k),
+        rows.numbers(of, lam_number if lam is None else lam),
+        Operator(*operator),
+    )
+
+
 def _relaxed(x: Tensor, *asked_and_times: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The output, the state, and, where they differ, the mask."""
     *asked, times_x = asked_and_times
-    it = Asked(x, *asked)
-    y, state = rows.forward(it.rows, it.k, it.lam, it.operator)
+    dim = asked[4]
+    y, state = kernels.forward(rows.contiguous(x, dim), *_numbers(x, *asked))
+    if dim != x.ndim - 1:
+        y = y.movedim(-1, dim)
     return (times_finite(x, y), state, y) if times_x else (y, state, x.new_empty(0))
 
 
@@ -103,11 +125,16 @@ def _backward(
     x: Tensor, g: Tensor, state: Tensor, mask: Tensor, *asked_and_wanted: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     *asked, times_x, in_k, in_lam = asked_and_wanted
-    it = Asked(x, *asked)
     of_x, of_y = product.cotangents(x, mask, g) if times_x else (None, g)
-    wanted = True, in_k, in_lam
-    found = rows.backward(it.rows, it.k, it.lam, of_y, state, it.operator, wanted)
-    dx, dk, dlam = (x.new_empty(0) if d is None else d for d in found)
+    k, lam, dim = asked[0], asked[1], asked[4]
+    each, last = _numbers(x, *asked), rows.contiguous(x, dim)
+    dx, *found = kernels.backward(last, rows.contiguous(of_y, dim), state, *each, in_k, in_lam)
+    if dim != x.ndim - 1:
+        dx = dx.movedim(-1, dim)
+    dk, dlam = (
+        x.new_empty(0) if d is None else Rows("x", x, dim).sum_to(d, value)
+        for d, value in zip(found, (k, lam), strict=True)
+    )
     return dx if of_x is None else dx.add_(of_x), dk, dlam
 
 
@@ -171,12 +198,16 @@ def _differentiable(
     return rows.cotangents(live, (x, it.k, it.lam), g, wanted)
 
 
-_library.impl("relaxed", _relaxed, "CPU")
-_library.impl("relaxed", _relaxed_shapes, "Meta")
 _library.impl("relaxed_backward", _backward, "CPU")
 _library.impl("relaxed_backward", _backward_shapes, "Meta")
-torch.library.register_autograd(
-    "sparsetopk::relaxed", _derivative, setup_context=_save, lib=_library
+register(
+    _library,
+    "relaxed",
+    f"(Tensor x, {ASKED}, bool times_x) -> (Tensor, Tensor, Tensor)",
+    _relaxed,
+    _relaxed_shapes,
+    _save,
+    _derivative,
 )
 
 
@@ -250,10 +281,14 @@ def _slots_derivative(
     return backward(*ctx.saved_tensors, g, of_dropped, ctx.dim), None, None
 
 
-_library.impl("slots", _slots, "CPU")
-_library.impl("slots", _slots_shapes, "Meta")
 _library.impl("slots_backward", _slots_backward, "CPU")
 _library.impl("slots_backward", lambda y, *_: y.new_empty(y.shape), "Meta")
-torch.library.register_autograd(
-    "sparsetopk::slots", _slots_derivative, setup_context=_save_slots, lib=_library
+register(
+    _library,
+    "slots",
+    "(Tensor y, int capacity, int dim) -> (Tensor, Tensor, Tensor)",
+    _slots,
+    _slots_shapes,
+    _save_slots,
+    _slots_derivative,
 )
