@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 import sparsetopk.torch as st
 from sparsetopk.torch._fused import kernels
@@ -309,3 +310,42 @@ def test_an_import_brings_neither_the_compiler_nor_hooks():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["False", "0", "1"]
+
+
+ALONG = {
+    "mask": lambda x, dim: st.topk_mask(x, 2, 0.5, dim=dim),
+    "topk": lambda x, dim: st.topk(x, 2, 0.5, dim=dim),
+    "mag": lambda x, dim: st.topk_mag(x, 2, 0.5, dim=dim),
+    "select": lambda x, dim: st.topk_select(x, 2, 0.5, dim=dim).values,
+    "value": lambda x, dim: st.topk_value(x, 2, 0.5, dim=dim),
+    "rank": lambda x, dim: st.soft_rank(x, 0.5, dim=dim),
+    "sort": lambda x, dim: st.soft_sort(x, 0.5, dim=dim),
+}
+
+
+@pytest.mark.parametrize("name", ALONG)
+def test_outputs_may_be_changed_in_place(name):
+    """Autograd lets nobody do that to a view that was made inside of a function, or to an input that
+    comes back."""
+    for dim in (-1, 0, 1):
+        f = lambda x: ALONG[name](x, dim)  # noqa: E731, B023
+        changed = value_and_gradient(lambda x: f(x).mul_(2.0), gaussian(3, 4, 5))  # noqa: B023
+        expected = value_and_gradient(lambda x: 2.0 * f(x), gaussian(3, 4, 5))  # noqa: B023
+        torch.testing.assert_close(changed, expected)
+
+
+@live_call
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing(f, reentrant):
+    def checkpointed(x):
+        return torch.utils.checkpoint.checkpoint(f, x, use_reentrant=reentrant)
+
+    x = gaussian(3, 8)
+    torch.testing.assert_close(value_and_gradient(checkpointed, x), value_and_gradient(f, x))
+
+
+def test_many_tensors_without_data():
+    x = torch.empty(3, 4, device="meta", requires_grad=True)
+    y, z = st.topk_mag_multi([x, torch.empty(5, device="meta")], 3, 0.5)
+    assert (y.shape, z.shape) == ((3, 4), (5,))
+    assert torch.autograd.grad(y.sum(), x)[0].is_meta

@@ -32,12 +32,18 @@ def y_of(
     if not (torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or lam.requires_grad)):
         return _forward(x, w, lam, exponent, dtype, None)
     saved = _Saved(x, w)
-    y = _forward(x, w, lam, exponent, dtype, saved)
-    return None if y is None else _Fused.apply(x, w, lam, y, exponent, floor, saved)  # type: ignore[no-untyped-call]
+    saved.y = _forward(x, w, lam, exponent, dtype, saved)
+    return None if saved.y is None else _Fused.apply(x, w, lam, exponent, floor, saved)  # type: ignore[no-untyped-call]
 
 
 class _Saved:
-    """Of the forward pass, in sorted order; d in the type of the sort."""
+    """Of the forward pass, in sorted order; d in the type of the sort.
+
+    And, on its way to autograd, the output y: as an argument it would be an input that comes back,
+    which nobody may change in place.
+    """
+
+    y: Tensor | None
 
     def __init__(self, x: Tensor, w: Tensor) -> None:
         self.x_rows, self.w_rows = _once(x).shape[0], w.shape[0]
@@ -93,13 +99,13 @@ class _Fused(torch.autograd.Function):
         x: Tensor,
         w: Tensor,
         lam: Tensor,
-        y: Tensor,
         exponent: float,
         floor: float,
         saved: _Saved,
-    ) -> Tensor:
+    ) -> Tensor | None:
         ctx.save_for_backward(x, w, lam)
         ctx.exponent, ctx.floor, ctx.saved = exponent, floor, saved
+        y, saved.y = saved.y, None
         return y
 
     @staticmethod
@@ -110,7 +116,7 @@ class _Fused(torch.autograd.Function):
             found = _differentiable_backward(x, w, lam, g, ctx.exponent, ctx.floor, wanted)
         else:
             found = _backward(x, w, lam, g, ctx.exponent, ctx.floor, wanted, ctx.saved)
-        return (*found, None, None, None, None)
+        return (*found, None, None, None)
 
 
 def _backward(

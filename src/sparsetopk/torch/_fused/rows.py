@@ -30,7 +30,7 @@ def evaluate(rows: Rows, k: Number, lam: Number, operator: Operator) -> Tensor:
     if torch.is_grad_enabled() and (rows.x.requires_grad or requires_grad(k, lam)):
         return _Fused.apply(rows.x, k, lam, rows.name, rows.dim, operator)  # type: ignore[no-untyped-call]
     x = contiguous(rows.x, rows.dim)
-    return restore(rows, kernels.output(x, numbers(rows, k), numbers(rows, lam), operator))
+    return _own(rows, kernels.output(x, numbers(rows, k), numbers(rows, lam), operator))
 
 
 def requires_grad(*values: object) -> bool:
@@ -66,11 +66,16 @@ def restore(rows: Rows, y: Tensor) -> Tensor:
     return y if rows.dim == y.ndim - 1 else y.movedim(-1, rows.dim)
 
 
+def _own(rows: Rows, y: Tensor) -> Tensor:
+    """As ``restore``, but no view to autograd, which would let nobody change it in place."""
+    return y if rows.dim == y.ndim - 1 else y.movedim(-1, rows.dim).data
+
+
 def forward(rows: Rows, k: Number, lam: Number, operator: Operator) -> tuple[Tensor, Tensor]:
     """The output, and the state (m, 2)."""
     x = contiguous(rows.x, rows.dim)
     y, state = kernels.forward(x, numbers(rows, k), numbers(rows, lam), operator)
-    return restore(rows, y), state
+    return _own(rows, y), state
 
 
 class _Fused(torch.autograd.Function):

@@ -168,8 +168,8 @@ class _Multi(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gs: Tensor | None) -> tuple[Tensor | None, ...]:
-        count = len(gs)
-        tensors, numbers = ctx.saved_tensors[:count], list(ctx.saved_tensors[count:])
+        saved = ctx.saved_tensors  # once: checkpointing gives them out once
+        tensors, numbers = saved[: len(gs)], list(saved[len(gs) :])
         k, lam = (numbers.pop(0) if v is None else v for v in ctx.numbers)
         shared = ctx.options.shared
         if torch.is_grad_enabled() or not _are_ordinary(g for g in gs if g is not None):
@@ -222,7 +222,7 @@ def _solved(
 
 
 def _are_ordinary(tensors: Iterable[Tensor]) -> bool:
-    return is_plain() and all(is_ordinary(x) for x in tensors)
+    return is_plain() and all(is_ordinary(x) and not x.is_meta for x in tensors)
 
 
 def _flat(x: Tensor) -> Tensor:
