@@ -117,7 +117,14 @@ def test_docstring_examples(name):
 
 PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 # Code of other projects stands in blocks that are not marked "python".
-WITH_EXAMPLES = {"README.md", "docs/index.md", "docs/start.md", "docs/migrate.md", "docs/maths.md"}
+WITH_EXAMPLES = {
+    "README.md",
+    "docs/index.md",
+    "docs/start.md",
+    "docs/migrate.md",
+    "docs/migrate_pruning.md",
+    "docs/maths.md",
+}
 
 
 @pytest.mark.slow

@@ -131,10 +131,8 @@ def _backward(
     dx, *found = kernels.backward(last, rows.contiguous(of_y, dim), state, *each, in_k, in_lam)
     if dim != x.ndim - 1:
         dx = dx.movedim(-1, dim)
-    dk, dlam = (
-        x.new_empty(0) if d is None else Rows("x", x, dim).sum_to(d, value)
-        for d, value in zip(found, (k, lam), strict=True)
-    )
+    summed = map(Rows("x", x, dim).sum_to, found, (k, lam))
+    dk, dlam = (x.new_empty(0) if d is None else d for d in summed)
     return dx if of_x is None else dx.add_(of_x), dk, dlam
 
 
