@@ -6,6 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from sparsetopk.jax import _pallas
+from sparsetopk.jax._pallas import kernels
 from sparsetopk.jax._solvers import ffi
 
 
@@ -14,6 +16,19 @@ def in_xla_operations():
     with pytest.MonkeyPatch.context() as patch, jax.default_matmul_precision("highest"):
         # The precision is part of what a trace is remembered by; there is no product that it changes.
         patch.setattr(ffi, "available", lambda: False)
+        yield
+
+
+@contextlib.contextmanager
+def in_pallas(platform):
+    """The kernels for this platform, interpreted on the CPU; on a GPU with many rows in a program."""
+    precision = {"cuda": "float32", "tpu": "tensorfloat32"}[platform]
+    shape_of = kernels.Shape.of
+    with pytest.MonkeyPatch.context() as patch, jax.default_matmul_precision(precision):
+        patch.setattr(ffi, "available", lambda: False)
+        patch.setitem(_pallas._LONGEST, "cpu", _pallas._LONGEST[platform])
+        patch.setattr(kernels, "_ENTRIES", 1 << 16)
+        patch.setattr(kernels.Shape, "of", lambda n, _: shape_of(n, platform))
         yield
 
 

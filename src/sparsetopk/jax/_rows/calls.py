@@ -22,17 +22,29 @@ from .promotion import promoting
 Function = Callable[..., Sequence[Array]]
 Types = Callable[..., Sequence[tuple[int, Any]]]
 Attributes = Callable[..., dict[str, Any] | None]
+Kernel = Callable[..., Function | None]
+
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 class RowCall:
-    """``plain(*arrays, **params)``, on the CPU by the compiled core where that has it.
+    """``plain(*arrays, **params)``, on the CPU by the compiled core where that has it, and on devices that
+    have kernels by these.
 
     ``types(*arrays, **params)`` gives the lengths and dtypes of the results. ``in_core(*arrays,
     **params)`` gives the attributes of the core's call of that name, or None where it has none.
+    ``in_kernel(platform, *arrays, **params)`` gives a function of arrays, or None where there is none.
     Derivatives are those of ``plain``, unless there is a rule for these.
     """
 
-    def __init__(self, name: str, types: Types, plain: Function, in_core: Attributes | None = None):
+    def __init__(
+        self,
+        name: str,
+        types: Types,
+        plain: Function,
+        in_core: Attributes | None = None,
+        in_kernel: Kernel | None = None,
+    ):
         plain = promoting(plain)
         self.primitive = Primitive(f"sparsetopk_{name}")
         self.primitive.multiple_results = True
@@ -42,9 +54,14 @@ class RowCall:
         self.primitive.def_abstract_eval(_typed(types))
         in_xla = mlir.lower_fun(plain, multiple_results=True)
         mlir.register_lowering(self.primitive, in_xla)
-        if in_core is not None:
-            on_cpu = _in_core(name, in_core, in_xla)
-            mlir.register_lowering(self.primitive, on_cpu, platform="cpu")
+        for platform in _PLATFORMS:
+            rule = in_xla
+            if in_kernel is not None:
+                rule = _in_kernel(platform, in_kernel, rule)
+            if in_core is not None and platform == "cpu":
+                rule = _in_core(name, in_core, rule)
+            if rule is not in_xla:
+                mlir.register_lowering(self.primitive, rule, platform=platform)
         batching.primitive_batchers[self.primitive] = self._batched
         ad.primitive_jvps[self.primitive] = _derivative_of(plain)
 
@@ -107,6 +124,30 @@ def _in_core(name: str, attributes: Attributes, otherwise: Any) -> Any:
         return ffi.lower(name, context, *operands, **given)
 
     return rule
+
+
+def _in_kernel(platform: str, kernel: Kernel, otherwise: Any) -> Any:
+    def rule(context: Any, *operands: Any, **params: Any) -> Any:
+        found = kernel(platform, *context.avals_in, **params) if _is_local(context) else None
+        if found is None:
+            return otherwise(context, *operands, **params)
+        # A kernel knows of no mesh: nor do the types of what it is given.
+        types = [jax.core.ShapedArray(v.shape, v.dtype) for v in context.avals_in]
+        by_kernel = mlir.lower_fun(promoting(found), multiple_results=True)
+        return by_kernel(context.replace(avals_in=types), *operands)
+
+    return rule
+
+
+def _is_local(context: Any) -> bool:
+    """Whether a device sees its own rows: those of an array that XLA is to share out it would gather
+    for a kernel."""
+    place = context.module_context.axis_context
+    if isinstance(place, mlir.ShardingContext):
+        return place.num_devices == 1
+    if isinstance(place, mlir.SPMDAxisContext):
+        return place.manual_axes | set(place.mesh.manual_axes) == set(place.mesh.axis_names)
+    return True
 
 
 def _derivative_of(function: Function) -> Callable[..., Any]:

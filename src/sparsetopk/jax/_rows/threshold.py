@@ -2,7 +2,7 @@
 
 ``solve_topk`` has the rule of ``_maths.response``, written with its own outputs: so derivatives of every
 order follow, in forward and in reverse mode. For reverse mode x and the state of every row are kept, and
-nothing else; on the CPU the compiled core has that too.
+nothing else; the compiled core and the kernels for GPUs and TPUs have that too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ..._maths import threshold
 from ..._maths.operator import Count, Operator
 from ..._maths.response import Relaxed, lam_floor
 from ..._maths.threshold import State
+from .._pallas import kernels, takes
 from .._solvers.plain import Shards, row_sums, sums_over
 from . import namespace as xp
 from .arguments import AxisName
@@ -47,7 +48,8 @@ class TopKSetting(NamedTuple):
 def solve_topk(x: Array, whole: Array, frac: Array, lam: Array, setting: TopKSetting) -> SolvedTopK:
     """The operator on rows x (..., n) for k = whole + frac and lam (..., 1); n > 0.
 
-    On the CPU by the compiled core, elsewhere in XLA operations: what is lowered for decides.
+    On the CPU by the compiled core, on GPUs and TPUs by a kernel, elsewhere in XLA operations: what is
+    lowered for decides.
     """
     if setting.axis_name is not None:
         return _solve_over_shards(x, whole, frac, lam, setting)
@@ -217,11 +219,24 @@ def _tangent_types(*at: Array, setting: TopKSetting, moves: Any) -> list[tuple[i
     return _solved_types(*at, setting=setting)[:2]
 
 
+def _in_kernel(platform: str, *at: Any, setting: Setting) -> Callable[..., Any] | None:
+    """One kernel for the output and the state, and one for the cotangents."""
+    with_delta = len(at) > _STATE + 1
+    if with_delta or not takes(platform, at[0]):
+        return None
+    compute = kernels.forward if len(at) < _STATE else kernels.backward
+    return partial(compute, setting=setting, platform=platform)
+
+
 _solve = RowCall(
-    "threshold", _solved_types, jax.jit(solve_in_xla, static_argnames="setting"), _in_core
+    "threshold",
+    _solved_types,
+    jax.jit(solve_in_xla, static_argnames="setting"),
+    _in_core,
+    _in_kernel,
 )
 _move = RowCall("threshold_tangent", _tangent_types, _tangent_in_xla)
-_pull = RowCall("threshold_backward", _solved_types, _cotangent_in_xla, _in_core)
+_pull = RowCall("threshold_backward", _solved_types, _cotangent_in_xla, _in_core, _in_kernel)
 
 
 @_solve.def_jvp
