@@ -5,6 +5,7 @@ Imported with the first kernel that is lowered, and not before.
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -33,7 +34,10 @@ def find(module: str, name: str) -> Any:
 
 @cache
 def available() -> bool:
-    """Whether this version of JAX has all of it; XLA operations serve otherwise."""
+    """Whether this version of JAX has all of it, and nobody has turned it off; XLA operations serve
+    otherwise."""
+    if os.environ.get("SPARSETOPK_PALLAS") == "0":
+        return False
     try:
         for module, names in NAMES.items():
             for name in names:

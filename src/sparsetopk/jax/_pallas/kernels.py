@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,9 @@ from ..._maths.threshold import State
 from .._rows.promotion import promoting
 from . import experimental
 from .tiles import Tile, xp
+
+if TYPE_CHECKING:
+    from .._rows.threshold import TopKSetting
 
 # How many entries a program has on a GPU if rows are short, and a thread; rows of a program on a TPU.
 _ENTRIES, _PER_THREAD, _SUBLANES = 2048, 8, 8
@@ -50,17 +53,19 @@ class Shape(NamedTuple):
         return experimental.gpu_options(min(32, max(4, threads // 32)))
 
 
-def _forward(tile: Tile, numbers: Sequence[Array], setting: Any, dtype: Any) -> tuple[Array, ...]:
+def _forward(
+    tile: Tile, numbers: Sequence[Array], setting: TopKSetting, dtype: Any
+) -> tuple[Array, ...]:
     """y, pivot and delta."""
     whole, frac, lam = numbers
-    state = threshold.solve(xp, tile, Count(whole, frac), lam, setting.kind, setting.hard)
+    state = threshold.state_of(xp, tile, Count(whole, frac), lam, setting.kind, setting.hard)
     rows = _relaxed(tile, numbers, state, setting, dtype)
     y = rows.y(_hard_mask(tile, rows))
     return jnp.where(y == 0, 0.0, y), *state
 
 
 def _backward(
-    tile: Tile, numbers: Sequence[Array], g: Array, setting: Any, dtype: Any
+    tile: Tile, numbers: Sequence[Array], g: Array, setting: TopKSetting, dtype: Any
 ) -> tuple[Array, ...]:
     """The cotangents of x, k and lam for that of y."""
     rows = _relaxed(tile, numbers[:3], State(*numbers[3:]), setting, dtype)
@@ -70,7 +75,7 @@ def _backward(
 
 
 def _relaxed(
-    tile: Tile, numbers: Sequence[Array], state: State, setting: Any, dtype: Any
+    tile: Tile, numbers: Sequence[Array], state: State, setting: TopKSetting, dtype: Any
 ) -> Relaxed:
     whole, frac, lam = numbers
     return Relaxed.of(
@@ -97,16 +102,14 @@ def _hard_mask(tile: Tile, rows: Relaxed) -> Array | None:
 
 
 def forward(
-    x: Array, whole: Array, frac: Array, lam: Array, *, setting: Any, platform: str
+    x: Array, whole: Array, frac: Array, lam: Array, *, setting: TopKSetting, platform: str
 ) -> list[Array]:
-    """As ``_rows.threshold.solve_in_xla``, by one kernel."""
+    """As ``_rows.threshold.solve_topk_in_xla``, by one kernel."""
     compute = partial(_forward, setting=setting, dtype=x.dtype)
     return _call(compute, [x], [whole, frac, lam], platform)
 
 
-def backward(
-    *at: Array, setting: Any, platform: str
-) -> list[Array]:
+def backward(*at: Array, setting: TopKSetting, platform: str) -> list[Array]:
     """As ``_rows.threshold._cotangent_in_xla`` without a cotangent of delta, by one kernel."""
     x, *numbers, g = at
 
@@ -144,8 +147,8 @@ def _call(
         in_specs=[*(block(shape.block) for _ in arrays), *(block(1) for _ in numbers)],
         out_specs=[block(shape.block), block(1), block(1)],
         out_shape=[
-            jax.ShapeDtypeStruct((m, n), first.dtype),
-            *(jax.ShapeDtypeStruct((m, 1), dtype) for _ in range(2)),
+            jax.core.ShapedArray((m, n), first.dtype),
+            *(jax.core.ShapedArray((m, 1), dtype) for _ in range(2)),
         ],
         compiler_params=shape.options,
         interpret=platform == "cpu",  # for tests: Pallas has no other way there

@@ -1,5 +1,5 @@
-"""jax.numpy inside a Pallas kernel, as the namespace that ``sparsetopk._maths`` is written over; and rows
-that a kernel holds whole.
+"""jax.numpy inside a Pallas kernel, as the namespace that ``sparsetopk._maths`` is written over; and
+rows that a kernel holds whole.
 
 Compilers of kernels know a part of what XLA does: loops carry no flags, flags are counted in floats
 (which is exact for rows that a kernel can hold), and nothing is differentiated here.
@@ -49,14 +49,14 @@ class Namespace:
         busy: Callable[[Any], Array], step: Callable[[Any, Any], Any], state: Any, limit: int
     ) -> Any:
         leaves, tree = jax.tree.flatten(state)
-        kinds = [v.dtype for v in leaves]
+        are_flags = [v.dtype == bool for v in leaves]
 
         def packed(state: Any) -> list[Array]:
             return [v.astype(jnp.int32) if v.dtype == bool else v for v in jax.tree.leaves(state)]
 
         def state_of(packed: Sequence[Array]) -> Any:
-            pairs = zip(packed, kinds, strict=True)
-            return jax.tree.unflatten(tree, [v != 0 if kind == bool else v for v, kind in pairs])
+            pairs = zip(packed, are_flags, strict=True)
+            return jax.tree.unflatten(tree, [v != 0 if is_flag else v for v, is_flag in pairs])
 
         def going(at: Any) -> Array:
             return any_of(busy(state_of(at[1]))) & (at[0] < limit)
@@ -131,9 +131,9 @@ class Tile:
         return order_statistic(xp, self, i, dtype, even, wanted)
 
     def before(self, flags: Array, count: Array) -> Array:
-        """For each entry, ``count`` plus -1, 0 or 1: whether fewer, as many or more than ``count`` (rows,
-        1) flags are set before it, if its own is. By where the next one is, which is found bit by bit: a
-        running sum is not known to all compilers."""
+        """For each entry, ``count`` (rows, 1) plus -1, 0 or 1: whether fewer, as many or more flags than
+        that are set before it, where its own is. By the place of the next one, which is found bit by
+        bit: not every compiler has a running sum."""
         bits = self.x.shape[-1].bit_length()  # beyond the last entry, if there is no next one
 
         def step(i: Any, found: Array) -> Array:

@@ -28,8 +28,8 @@ _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 class RowCall:
-    """``plain(*arrays, **params)``, on the CPU by the compiled core where that has it, and on devices that
-    have kernels by these.
+    """``plain(*arrays, **params)``, on the CPU by the compiled core where that has it, and elsewhere by
+    a kernel where there is one.
 
     ``types(*arrays, **params)`` gives the lengths and dtypes of the results. ``in_core(*arrays,
     **params)`` gives the attributes of the core's call of that name, or None where it has none.
@@ -128,7 +128,8 @@ def _in_core(name: str, attributes: Attributes, otherwise: Any) -> Any:
 
 def _in_kernel(platform: str, kernel: Kernel, otherwise: Any) -> Any:
     def rule(context: Any, *operands: Any, **params: Any) -> Any:
-        found = kernel(platform, *context.avals_in, **params) if _is_local(context) else None
+        served = _is_local(context) and not (platform != "tpu" and _is_exported(context))
+        found = kernel(platform, *context.avals_in, **params) if served else None
         if found is None:
             return otherwise(context, *operands, **params)
         # A kernel knows of no mesh: nor do the types of what it is given.
@@ -148,6 +149,11 @@ def _is_local(context: Any) -> bool:
     if isinstance(place, mlir.SPMDAxisContext):
         return place.manual_axes | set(place.mesh.manual_axes) == set(place.mesh.axis_names)
     return True
+
+
+def _is_exported(context: Any) -> bool:
+    """Whether another version of JAX may run it: that it can run kernels for GPUs is not promised."""
+    return bool(context.module_context.lowering_parameters.for_export)
 
 
 def _derivative_of(function: Function) -> Callable[..., Any]:

@@ -219,7 +219,7 @@ def _tangent_types(*at: Array, setting: TopKSetting, moves: Any) -> list[tuple[i
     return _solved_types(*at, setting=setting)[:2]
 
 
-def _in_kernel(platform: str, *at: Any, setting: Setting) -> Callable[..., Any] | None:
+def _in_kernel(platform: str, *at: Any, setting: TopKSetting) -> Callable[..., Any] | None:
     """One kernel for the output and the state, and one for the cotangents."""
     with_delta = len(at) > _STATE + 1
     if with_delta or not takes(platform, at[0]):
