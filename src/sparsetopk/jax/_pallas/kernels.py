@@ -104,7 +104,7 @@ def _hard_mask(tile: Tile, rows: Relaxed) -> Array | None:
 def forward(
     x: Array, whole: Array, frac: Array, lam: Array, *, setting: TopKSetting, platform: str
 ) -> list[Array]:
-    """As ``_rows.threshold.solve_topk_in_xla``, by one kernel."""
+    """As ``_rows.threshold.solve_in_xla``, by one kernel."""
     compute = partial(_forward, setting=setting, dtype=x.dtype)
     return _call(compute, [x], [whole, frac, lam], platform)
 
