@@ -20,6 +20,7 @@ from test_batches import (
     Batch,
     assert_close,
     batch,
+    expected,
     function,
     options,
 )
@@ -85,7 +86,8 @@ def by_shards_of_torch(kind, p, at, dtype, sizes):
 @every_kind
 @pytest.mark.parametrize("bits", [32, 64])
 def test_shards_of_torch(kind, p, bits):
-    """Histograms take 2048 buckets for every row, however short: 4,000 rows of each kind."""
+    """Histograms take 2048 buckets for every row, however short: 4,000 rows of each kind, and so 20,000
+    of every p."""
     dtype, eps = (torch.float32, EPS32) if bits == 32 else (torch.float64, EPS64)
     for n, sizes in ((64, [40, 0, 24]), (9, [4, 5]))[bits == 64 :]:
         found = by_shards_of_torch(kind, p, batch(kind, p, n), dtype, sizes)
@@ -117,7 +119,7 @@ def test_shards_of_jax(kind, p):
 @every_p
 @pytest.mark.parametrize("kind", ["magnitude", "debiased"])
 def test_many_tensors(kind, p):
-    """One row to a call: a tenth of the rows."""
+    """One row to a call: a tenth of the rows, with their gradients."""
     import sparsetopk.torch as st
 
     n, sizes = 64, [1, 40, 0, 23]
@@ -130,6 +132,25 @@ def test_many_tensors(kind, p):
         dx = torch.autograd.grad(ys, pieces, g.split(sizes))
         found.append((torch.cat(ys).detach(), torch.cat(dx)))
     y, dx = (torch.stack(v).double().numpy() for v in zip(*found, strict=True))
+    assert_close((y, dx), kind, p, n, EPS32)
+
+
+@every_p
+@pytest.mark.parametrize("kind", ["magnitude", "debiased"])
+def test_values_over_many_tensors(kind, p):
+    """Half of the rows of each kind, so that there are 20,000 of every p."""
+    import sparsetopk.torch as st
+
+    n, sizes, m = 33, [1, 20, 0, 12], 10_000
+    at = Batch(*(v[:m] for v in batch(kind, p, n)))
+    y, dx, _ = expected(kind, p, n)
+    y = y.copy()
+    with torch.no_grad():
+        for i, (x, k, lam) in enumerate(
+            zip(torch.from_numpy(at.x).float(), at.k, at.lam, strict=True)
+        ):
+            ys = st.topk_mag_multi(x.split(sizes), float(k[0]), float(lam[0]), **options(kind, p))
+            y[i] = torch.cat(ys).numpy()
     assert_close((y, dx), kind, p, n, EPS32)
 
 
