@@ -26,7 +26,7 @@ Array = Any
 
 
 class Moved(NamedTuple):
-    """How y and d move, and the shift: lam times minus how the threshold of the block does."""
+    """How y and d move, and the shift: what d gains as the threshold of its block moves, -dg/lam."""
 
     y: Array
     d: Array
@@ -40,12 +40,12 @@ class Cotangents(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Of every entry (..., n): itself, and its block."""
+    """Solved entries (..., n): each has its own numbers, and beside them those of the block it is in."""
 
     xp: Any
     reg: Regularizer
     phi: Phi
-    totals: Callable[..., list[Array]]  # sums over the block of an entry, for entries in company
+    totals: Callable[..., list[Array]]  # sums over the block of an entry, if it is not alone
     lam: Array
     floor: float  # the least lam that slopes, which are S'/lam, are taken with
     debias: bool  # whether the output is y + lam d
@@ -57,7 +57,7 @@ class Blocks(NamedTuple):
     steepness: Array  # the slope of the equation of the block, in d
     alone: Array
     pinned: Array  # held at the kink of |.|, where no threshold moves
-    whole: Array  # where y is phi'(u) weight/size, to be written so
+    whole: Array  # where y is computed as phi'(u) weight/size, and not as S(d)
 
     @classmethod
     def of(
@@ -109,14 +109,15 @@ class Blocks(NamedTuple):
 
     @property
     def _moves(self) -> tuple[Array, Array]:
-        """Whether the equation has a slope, and 1 over it, whose square is finite too, as a framework
-        may differentiate it."""
+        """Whether the equation of the block has a slope to divide by, and 1 over that slope. The square
+        of the inverse is finite too, as a framework may differentiate it."""
         moves = self.steepness > smallest(self.xp, self.steepness)
         return moves, 1.0 / self.xp.where(moves, self.steepness, 1.0)
 
     @property
     def _share(self) -> Array:
-        """What an entry has of the slope of its block; a flat block moves as a whole."""
+        """The share of an entry in the slope of its block, by which it moves the threshold. In a flat
+        block, which moves as a whole, all entries have the same share."""
         moves, inverse = self._moves
         return self.xp.where(moves, self.slope * inverse, 1.0 / self.size)
 
@@ -129,7 +130,7 @@ class Blocks(NamedTuple):
             distance = distance - self.d * dlam
         held = distance / xp.clip(self.lam, self.floor, None)
         shift = -self.totals([self._share * held], linear=True)[0]
-        # The same for an entry alone, free of cancellation.
+        # For an entry that stands alone, dd times the steepness: in terms that do not cancel.
         lone = self.phi.curvature(self.u, self.weight) * distance
         of_whole: Any = 0.0
         if dweight is not None:

@@ -48,12 +48,12 @@ def sorting(xp: Any, x: Array, lam: Array, exponent: float, descending: bool) ->
 
 
 def _length(xp: Any, x: Array) -> Array:
-    """n, as an array: it may be known only later."""
+    """n as an array, since in a graph that is traced for any length it is no number yet."""
     return xp.astype(xp.index(x)[-1:] + 1, x.dtype)
 
 
 def _finite(xp: Any, x: Array) -> Array:
-    """0 for rows that have no entry."""
+    """x, with 0 in the place of infinities, which rows without an entry have."""
     return xp.where(xp.abs(x) == xp.inf, 0.0, x)
 
 

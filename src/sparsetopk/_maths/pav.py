@@ -139,7 +139,8 @@ def _merge(rows: Sorted, blocks: Pooled, level: Any) -> Pooled:
         return xp.where(pairs.on_right, (z < at) | (z <= lo), (z > at) | (z >= hi))
 
     root = _threshold(pairs, pivot, pooled, lo, hi, violated)
-    # By how many they are: the order of equal neighbours may be off by a rounding.
+    # The block is cut out by how many entries it has on either side, and not by comparing each of them
+    # again: among equal neighbours that could leave a gap, by a rounding.
     sides = (pooled(root) & ~pairs.on_right, pooled(root) & pairs.on_right)
     before, after = pairs.sums(*(xp.astype(side, xp.int32) for side in sides))
     flat = s.reshape(*s.shape[:-2], number * length)

@@ -72,8 +72,9 @@ class Split(NamedTuple):
         inside = (taking_part | held) & ~above
         taken, size = sums([above, inside])
         if phi.straight:
-            # As much is left as there are entries in the block: it is one by rounding alone.
-            # In magnitude it has the slope of what is whole anyway, and a row may be a piece of one.
+            # If as much of k is left as there are entries in the block, rounding alone makes it a block,
+            # and its entries are whole. Magnitudes do without: such a block has the slope of entries
+            # that are whole anyway, and a row may be a piece of one, whose counts are not known here.
             whole = (k.whole - taken >= size) & ~held
             above, inside = above | (inside & whole), inside & ~whole
             taken, size = xp.where(whole, taken + size, taken), xp.where(whole, 0, size)
@@ -132,7 +133,8 @@ def hard_output(xp: Any, x: Array, sign: Array | None, mask: Array, operator: Op
 
 
 class Relaxed(NamedTuple):
-    """Solved rows. Live, where a framework differentiates: x, k, lam, delta, and what follows."""
+    """Solved rows. Where a framework differentiates, x, k, lam and delta carry derivatives, and so does
+    all that is computed from them; what ``split`` has are constants."""
 
     xp: Any
     operator: Operator
@@ -217,7 +219,7 @@ class Relaxed(NamedTuple):
         return y if self.sign is None else self.sign * y
 
     def hard_mask(self, before: Array | None = None) -> Array:
-        """Of hard rows, with ``before`` as in ``hard_mask``."""
+        """The mask of the rows with lam = 0; ``before`` is as in the function ``hard_mask``."""
         still = self.xp.stop_gradient
         k = Count(self.k.whole, still(self.k.frac))
         return hard_mask(self.xp, still(self.a), self.split.pivot, k, self.sums, before)
@@ -285,14 +287,14 @@ class Relaxed(NamedTuple):
         return ddelta, xp.where(split.invalid, self._nan(dx, dk, dlam), dy)
 
     def _of_row(self, values: Array) -> Array:
-        """One number of a row, from what all entries of its block have; 0 if there is none."""
+        """What all entries of the block have in common, (..., 1); 0 for a row without a block."""
         if values.shape[-1] == 1:
             return values
         total = self.sums([self.xp.where(self.split.inside, values, 0.0)], linear=True)[0]
         return total / self.xp.clip(self.xp.astype(self.split.size, total.dtype), 1.0, None)
 
     def _nan(self, *tangents: Array | None) -> Array:
-        """Invalid rows have invalid derivatives too; elsewhere the factor is 0, as 0 NaN is NaN."""
+        """The tangents times NaN in invalid rows, whose derivatives are invalid too; 0 elsewhere."""
         factor = self.xp.where(self.split.invalid, self.xp.nan, self.xp.zeros_like(self.lam))
         return sum((d * factor for d in tangents if d is not None), self.xp.zeros_like(self.t))
 

@@ -11,7 +11,7 @@ Array = Any
 
 
 class Prepared(NamedTuple):
-    """Rows for a solver; live, where a framework differentiates, but for w."""
+    """Rows for a solver. Where a framework differentiates, all but w carry derivatives."""
 
     x: Array  # in the dtype of lam
     sign: Array | None  # of x, for even phi
@@ -22,7 +22,7 @@ class Prepared(NamedTuple):
     valid: Array  # rows (..., 1) whose result is not NaN
     soft: Array  # of these, the rows with lam > 0
     overfull: Array  # rows with more than k entries at +inf, which share k
-    given: Array  # x + k + lam as they came, (..., n): what invalid rows have their derivatives of
+    given: Array  # x + k + lam as they came, (..., n): NaN times this is an invalid row
 
 
 def prepare(xp: Any, x: Array, k: Count, lam: Array, operator: Operator) -> Prepared:
@@ -101,11 +101,12 @@ def output(
 
 
 def or_nan(xp: Any, rows: Prepared, valid: Array, y: Array) -> Array:
-    """The output, NaN in invalid rows; and so are their derivatives."""
+    """The output; invalid rows are NaN, and so are their derivatives in x, k and lam."""
     nan = rows.given * xp.astype(xp.where(valid, 0.0, xp.nan), rows.x.dtype)
     return xp.where(valid, y, nan)
 
 
 def is_undecided(rows: Prepared) -> Array:
-    """Zeros, of which several may be selected: only if all are do they have a slope."""
+    """Entries at 0, unless all of the row is selected: which of several zeros are taken is not decided,
+    so they have no slope."""
     return (rows.x == 0) & (rows.k.whole < rows.x.shape[-1])

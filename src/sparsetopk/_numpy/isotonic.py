@@ -82,7 +82,7 @@ def solve_isotonic(
     options: SolverOptions,
 ) -> SolvedBlocks:
     """Rows x (|x| for even phi) and w (m, n) in any order, with lam > 0 (m, 1)."""
-    from . import bca, pav  # which are written with what is in this module
+    from . import bca, pav  # imported here, as they import this module
 
     if solver == "dykstra":
         rule = dykstra.RULE.given(**options)

@@ -99,7 +99,7 @@ class _Loss(NamedTuple):
     rows: Rows
     value: Array  # (m, 1)
     gradient: Array  # (m, n)
-    weights: Array  # (m, 1): of the rows, in what they are put together to
+    weights: Array  # (m, 1): of each row in the mean or the sum
 
 
 class LossOptions(TypedDict, total=False):
@@ -134,7 +134,8 @@ def _evaluated(
     operator = Operator(TWO_SIDED if two_sided else MASK, check_exponent(p))
     rows = Rows.of("logits", logits, axis)
     t, are_labels, weights = _targets(targets, rows, ignore_index)
-    rows = replace(rows, data=np.where(weights > 0, rows.data, 0.0))  # whatever they hold
+    # What rows that are left out hold must not matter, NaN among it.
+    rows = replace(rows, data=np.where(weights > 0, rows.data, 0.0))
     problem = TopKProblem.of(rows, k, lam, operator)
     if weight is not None:
         weights = weights * _value.row_weights(xp, t, _class_weights(weight, rows.n))

@@ -44,7 +44,7 @@ still = sys.modules[__name__]
 
 
 def quiet() -> np.errstate:
-    """What the maths may do on the way: it looks at the results itself."""
+    """No warnings of overflow or 0/0: the maths expects these on the way, and looks at its results."""
     return np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore")
 
 

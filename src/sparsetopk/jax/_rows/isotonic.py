@@ -1,7 +1,7 @@
 """The operators over the permutahedron on rows: solved, and the rules for all derivatives.
 
-``respond`` and ``value`` have the rules of ``_maths``, written with their own outputs and with sums over
-blocks: so derivatives of every order follow, in forward and in reverse mode, in O(n).
+``respond`` and ``value_of_blocks`` have the rules of ``_maths``, written with their own outputs and with
+sums over blocks: so derivatives of every order follow, in forward and in reverse mode, in O(n).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class IsotonicSetting(NamedTuple):
 
     phi_name: PhiName
     exponent: float
-    floor: float  # of lam, where 1/lam is a slope
+    floor: float  # the least lam that slopes, which are S'/lam, are taken with
     rule: StoppingRule | None = None  # of dykstra; None for pav
 
     @property
@@ -66,7 +66,7 @@ def _blocks(
 
 
 class Response(NamedTuple):
-    """Live, (..., n)."""
+    """y and d of every entry, (..., n), both with derivatives."""
 
     y: Array
     d: Array
@@ -77,7 +77,7 @@ def respond(
     x: Array, w: Array, lam: Array, d: Array, block: Array, setting: IsotonicSetting
 ) -> Response:
     """y and d of solved rows x, |x| for even phi, each entry beside the w that it is paired with."""
-    if setting.exponent == 1.0:  # that is precise, and no block is flat
+    if setting.exponent == 1.0:  # p = 2: S(d) is precise, and no block is flat
         return Response(setting.reg.response(d), d)
     return Response(_blocks(x, w, lam, d, block, setting).y(), d)
 
@@ -96,7 +96,7 @@ def _respond_jvp(
 
 
 def _known(tangents: tuple[Any, ...]) -> list[Array | None]:
-    """Those of x, w and lam."""
+    """The tangents of x, w and lam, with None for those that are zero."""
     return [None if isinstance(d, SymbolicZero) else d for d in tangents[:3]]
 
 

@@ -117,7 +117,8 @@ class Spread:
     def own(self) -> list[tuple[str, ...]]:
         """The axes over which each is sharded."""
         names = self.axis_names
-        if not names or not varying(lax.axis_index(names)):  # check_vma=False: nobody knows better
+        # With check_vma=False, nobody knows over which axes a value varies.
+        if not names or not varying(lax.axis_index(names)):
             return [names for _ in self.parts]
         return [tuple(a for a in names if a in varying(part)) for part in self.parts]
 

@@ -74,7 +74,7 @@ def relaxed(
     setting: TopKSetting,
     sums: Callable[..., list[Array]] | None = None,
 ) -> Relaxed:
-    """Solved rows, live."""
+    """Solved rows, whose x, k, lam and delta carry derivatives."""
     return Relaxed.of(
         xp,
         x.astype(lam.dtype),
@@ -137,7 +137,7 @@ def _over_shards_jvp(
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def saturated(values: Array, dtype: Any) -> Array:
-    """In this dtype; a slope that it cannot hold is its largest number, as the kernels have it."""
+    """A derivative in this dtype: one that it cannot hold is its largest number, as in the kernels."""
     limit = jnp.finfo(dtype).max.astype(values.dtype)
     return jnp.clip(values, -limit, limit).astype(dtype)
 

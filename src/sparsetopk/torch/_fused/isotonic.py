@@ -37,7 +37,7 @@ def y_of(
 
 
 class _Saved:
-    """Of the forward pass, in sorted order; d in the type of the sort.
+    """What the backward pass needs of the forward pass, in sorted order; d has the dtype of the sort.
 
     And, on its way to autograd, the output y: as an argument it would be an input that comes back,
     which nobody may change in place.

@@ -30,7 +30,7 @@ def takes(rows: Rows, k: Number, lam: Number, operator: Operator, *others: Tenso
 def takes_traced(
     rows: Rows, k: Number, lam: Number, operator: Operator, *others: Tensor | None
 ) -> bool:
-    """The same for a graph that is made."""
+    """The same where a graph is traced: whether the operator of the loss can stand in it."""
     return (
         kernels.has(operator)
         and traced.takes(rows.x, k, lam, *others)
@@ -61,7 +61,7 @@ def loss_of(x: Tensor, call: Call) -> Tensor:
 
 
 def _factor(weights: Tensor | None, count: int, reduction: Reduction) -> Tensor | float:
-    """By what the rows are multiplied then; in the mean of no rows by 0/0."""
+    """What the gradient of each row is multiplied by, for this reduction; 0/0 in the mean of no rows."""
     if weights is not None:
         return weights / weights.sum() if reduction == "mean" else weights
     if reduction == "mean":
@@ -117,7 +117,7 @@ def _ones(rows: Rows, call: Call) -> Tensor:
 def _others(rows: Rows, call: Call) -> Rows:
     """The logits (m, n) with padding in the place of labels."""
     if call.t.dtype == torch.int64:
-        at = call.t.clamp(0, rows.n - 1).unsqueeze(-1)  # whatever is ignored
+        at = call.t.clamp(0, rows.n - 1).unsqueeze(-1)  # also for rows that are ignored
         return Rows(rows.name, rows.data.scatter(-1, at, -torch.inf), 1)
     return Rows(rows.name, torch.where(call.t > 0, -torch.inf, rows.data), 1)
 
@@ -134,7 +134,7 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         x, residual = ctx.saved_tensors
         rows = Rows("logits", x, ctx.call.dim)
-        last = not keeps_graph() and is_plain(g)  # nobody will ask for y - t again
+        last = not keeps_graph() and is_plain(g)  # y - t is not needed again, and its memory serves
         if torch.is_grad_enabled():
             residual, last = residual + moving(rows, ctx.call), False
         return backward(rows, residual, ctx.factor, g, last), None

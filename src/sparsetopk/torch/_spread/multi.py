@@ -63,7 +63,8 @@ if TYPE_CHECKING:
 # At least so many entries are looked at first, spread evenly; a row of fewer than twice as many is
 # solved from them at once.
 _SAMPLE = 1 << 15
-_FEW = 0.02  # below this share, undecided entries are kept beside the output
+# Below this share of the row, undecided entries are copied, and the output is written at once.
+_FEW = 0.02
 _LEAST_LAM = 2.0**-1000  # from there down 1/lam may overflow
 _INVALID = State(math.nan, 0.0)
 _NOTHING, _EVERYTHING = State(math.inf, 0.0), State(-math.inf, 0.0)

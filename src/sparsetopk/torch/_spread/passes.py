@@ -83,7 +83,8 @@ class Counts(NamedTuple):
 
 
 class BlockSums(NamedTuple):
-    """With rho = S'(t) and g the cotangent of y with the sign of x, sums over the block of ..."""
+    """Sums over the block, with rho = S'(t) and g the cotangent of y times the sign of x; then what the
+    entries that are selected whole add up to."""
 
     rho: float
     rho_g: float
@@ -91,7 +92,7 @@ class BlockSums(NamedTuple):
     rho_g_t: float
     g: float
     size: float
-    whole: float  # ... and how many entries are selected whole,
+    whole: float  # how many entries are selected whole,
     whole_in_lam: float  # and what these add to the cotangent of lam
 
 
@@ -183,7 +184,8 @@ class CompiledPasses:
             table["g"] = np.where(given, at + offset, zeros)
         n = int(sizes.sum())
         self._is_long = n >= _LONG
-        threads = 1 if n < 2 * _CHUNK else torch.get_num_threads()  # waking one costs as much
+        # For a shorter row, waking a thread costs as much as it saves.
+        threads = 1 if n < 2 * _CHUNK else torch.get_num_threads()
         self._pieces = (table.ctypes.data, len(table), threads)
         self._gathered = False
 
