@@ -53,7 +53,7 @@ Kernels choose() {
 // run(problem, begin, end) over all rows: many rows are shared between the threads, of few rows each is.
 template <class Run>
 void for_rows(const Problem& problem, Run run) {
-  constexpr std::size_t kGrain = 32768;  // entries: below that, waking a thread costs more than it brings
+  constexpr std::size_t kGrain = 16384;  // entries: below that, waking a thread costs more than it brings
   const std::size_t total = problem.rows * problem.n;
   Problem inner = problem;
   const bool closed = problem.exponent == 1 || problem.exponent == 2;

@@ -64,7 +64,11 @@ SETTING = """
 
 
 def run(code):
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    # Where things go is decided before LLVM optimises: without that it is compiled in half the time.
+    flags = {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 "
+        "--xla_cpu_use_fusion_emitters=false"
+    }
     script = textwrap.dedent(SETTING) + textwrap.dedent(code)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],
@@ -77,24 +81,48 @@ def run(code):
 
 
 def test_a_sharded_batch_stays_where_it_is():
-    """Forward and backward, with axes of every kind: nothing goes from device to device."""
+    """Every operator, forward and backward, mapped and not, with axes of every kind: as on one device,
+    and nothing goes from device to device. All of them in one program for each kind."""
     run(
         """
-        FEW = ("topk", "soft_rank", "topk_select", "token_choice")
-        for name, f in OPERATORS.items():
-            # the rows of a router are the experts of a sequence, or its tokens
-            spec = P(("a", "b")) if "choice" in name else P("a", "b")
-            expected = jax.jit(both(f))(x)
-            for kind in (AxisType.Explicit, AxisType.Auto) if name in FEW else (AxisType.Explicit,):
-                place = NamedSharding(mesh(kind), spec)
-                program = jax.jit(both(f)).lower(jax.device_put(x, place)).compile()
-                assert not moves(program.as_text()), (name, kind, moves(program.as_text()))
-                found = program(jax.device_put(x, place))
-                close(found, expected, name)
-                assert found[1].sharding.is_equivalent_to(place, 3), (name, kind)
-            if name in FEW:
-                local = jax.shard_map(both(f), mesh=mesh(AxisType.Auto), in_specs=spec, out_specs=spec)
-                close(jax.jit(local)(x), expected, name)
+        # the rows of a router are the experts of a sequence, or its tokens
+        routers = {name: f for name, f in OPERATORS.items() if "choice" in name}
+        others = {name: f for name, f in OPERATORS.items() if name not in routers}
+        whole = [name for name in others if name == "topk_mask" or "loss" in name]  # k, labels
+        mapped = {f"mapped {n}": jax.vmap(f, 1, 1) for n, f in others.items() if n not in whole}
+
+        def every(functions):
+            return lambda x: {name: both(f)(x) for name, f in functions.items()}
+
+        def compare(found, expected, kind):
+            for name in expected:
+                close(found[name], expected[name], f"{name}, {kind}")
+
+        for functions, spec in ((others | mapped, P("a", "b")), (routers, P(("a", "b")))):
+            f = every(functions)
+            expected = jax.jit(f)(x)
+            for kind in (AxisType.Explicit, AxisType.Auto, AxisType.Manual):
+                on = mesh(AxisType.Explicit if kind == AxisType.Explicit else AxisType.Auto)
+                place = NamedSharding(on, spec)
+                g = f
+                if kind == AxisType.Manual:
+                    # what is closed over is whole on every device: its part is that of the shard
+                    def g(x, k_, labels_):
+                        global k, labels
+                        k, labels = k_, labels_
+                        return f(x)
+                    specs = (spec, P(*spec[:1]), P(*spec))
+                    g = jax.shard_map(g, mesh=on, in_specs=specs, out_specs=spec)
+                at = (x, k, labels) if kind == AxisType.Manual else (x,)
+                at = (jax.device_put(x, place), *at[1:])
+                kept = k, labels
+                program = jax.jit(g).lower(*at).compile()
+                k, labels = kept
+                assert not moves(program.as_text()), (kind, moves(program.as_text()))
+                found = program(*at)
+                compare(found, expected, kind)
+                for name, (_, slope) in found.items():
+                    assert slope.sharding.is_equivalent_to(place, 3), (name, kind)
         """
     )
 
@@ -258,5 +286,47 @@ def test_what_moves_between_devices():
         place = NamedSharding(m, rows)
         text = jax.jit(lambda x: st.choose_lam(x, 5)).lower(jax.device_put(x, place)).compile().as_text()
         assert "all-gather" in moves(text), moves(text)
+        """
+    )
+
+
+def test_many_sharded_arrays():
+    """As in one piece, in derivatives of both modes, and where entries tie; and the program for many of
+    them is hardly longer than for few."""
+    run(
+        """
+        m = mesh(AxisType.Auto)
+        ways = [P("a", "b"), P("b"), P(), P(None, "a"), P(("b", "a"))]
+        specs = [ways[i % 5] for i in range(40)] + [P()]
+        parts = [jnp.asarray(rng.normal(size=(8, 4)).round(1), jnp.float32) for _ in specs[:-1]]
+        parts.append(jnp.zeros((0, 3)))
+        put = lambda parts: [jax.device_put(v, NamedSharding(m, s)) for v, s in zip(parts, specs)]
+        flat = lambda parts: jnp.concatenate([jnp.ravel(v) for v in parts])
+        g = [jnp.cos(3 * v + i) for i, v in enumerate(parts)]
+        at = (put(parts), 300.5, 0.1), (put(g), 1.0, 0.3)
+
+        def slopes(parts, k, lam, f):
+            inner = lambda *at: (f(*at) * flat(g)).sum()
+            return jax.grad(inner, (0, 1, 2))(parts, k, lam), jax.jvp(f, (parts, k, lam), at[1])
+
+        many = lambda *at: flat(st.topk_mag_multi(*at))
+        one = lambda parts, k, lam: st.topk_mag(flat(parts), k, lam)
+        found = jax.jit(lambda *at: slopes(*at, many))(*at[0])
+        expected = slopes(parts, 300.5, 0.1, one)
+        close(map(np.asarray, jax.tree.leaves(found)), jax.tree.leaves(expected), "derivatives")
+        hard = jax.jit(lambda p: flat(st.topk_mag_multi(p, 300.5, 0.0)))(at[0][0])
+        whole = np.sort(np.abs(flat(parts)))[::-1]
+        assert np.isclose(np.abs(hard).sum(), whole[:300].sum() + whole[300] / 2, rtol=1e-5)
+        assert (np.asarray(hard) != 0).sum() == 301
+        leading = [i for i, s in enumerate(specs) if s in (P("b"), P(), P(("b", "a")))]
+        order = put(parts)
+        some = jax.jit(lambda p: flat(st.topk_mag_multi(p, 150, 0.0)))([order[i] for i in leading])
+        np.testing.assert_array_equal(some, one([parts[i] for i in leading], 150, 0.0))
+
+        def length(count):
+            f = lambda p: st.topk_mag_multi(p, 50, 0.1)
+            return jax.jit(f).lower(at[0][0][:count]).compile().as_text().count("\\n")
+
+        assert length(40) < 2 * length(10), (length(40), length(10))
         """
     )

@@ -14,7 +14,7 @@ from .._checks import check_choice
 from ._functions.multi import topk_mag_multi
 from ._rows.arguments import AxisName, Number
 from ._rows.calls import varying
-from ._rows.pieces import Spread
+from ._rows.pieces import Spread, own_axes
 
 Tree = TypeVar("Tree")
 Where = Callable[[str, Any], bool]
@@ -95,7 +95,7 @@ def _size(weights: list[Array], axis_name: AxisName) -> int:
             "axes over which they are sharded, or () to prune every shard by itself"
         )
     names = (axis_name,) if isinstance(axis_name, str) else axis_name or ()
-    return Spread(tuple(weights), names).n
+    return Spread.of(weights, own_axes(weights, names)).n
 
 
 def _is_number(keep: object) -> TypeGuard[Number]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -31,8 +31,10 @@ from .._rows.arguments import (
     is_hard,
 )
 from .._rows.compiled import explicit_axes, sharding
-from .._rows.pieces import SPREAD, Pieces, Spread
-from .._rows.promotion import promoting
+from .._rows.pieces import SPREAD, Pieces, Segment, Spread, own_axes
+from .._rows.promotion import promoting, saturated
+from .._rows.spread_calls import SpreadCall, zeros_for
+from .._rows.threshold import ROW_CALLS, TopKSetting
 from .operators import straight, topk_mag
 
 
@@ -48,14 +50,14 @@ def topk_mag_multi(
 ) -> list[Array]:
     """``topk_mag`` over all entries of many arrays together: one k, one threshold.
 
-    The same as of the concatenation, cut up again, to rounding. Where there are several devices nothing
-    is put together: each pass adds up a few numbers over all arrays and devices, and outputs are sharded
+    The same as of the concatenation, cut up again, to rounding. Where there are several devices each
+    puts together what it has: each pass adds up a few numbers over all devices, and outputs are sharded
     as the arrays are. Arrays may differ in shape and dtype; ``k`` and ``lam`` are numbers or arrays with
     one entry, and have derivatives.
 
     Inside ``shard_map``, ``axis_name`` names the mesh axes over which arrays are sharded, and k counts
     the entries of all shards; an array that does not vary over one of these axes counts once. The
-    lowest array and index wins a tie at ``lam = 0``.
+    lowest array, shard and index wins a tie at ``lam = 0``.
 
     >>> topk_mag_multi([jnp.array([3.0, -0.1]), jnp.array([[-2.0, 0.2]])], k=2, lam=0.1)
     [Array([3., 0.], dtype=float32), Array([[-2.,  0.]], dtype=float32)]
@@ -65,7 +67,7 @@ def topk_mag_multi(
         raise ValueError("arrays must have at least one array, got none")
     kind = Operator(MAGNITUDE, check_exponent(p), debias)
     names = (axis_name,) if isinstance(axis_name, str) else axis_name or ()
-    n = Spread(tuple(parts), names).n
+    n = Spread.of(parts, own_axes(parts, names)).n
     for name, value in (("k", k), ("lam", lam)):
         check_number(name, value)
         if jnp.size(value) != 1:
@@ -126,94 +128,213 @@ def _of_pieces(
     dtype = jnp.result_type(*map(compute_dtype, parts))
     row = Rows("x", jnp.zeros(1, dtype), 0)
     k, lam = jax.tree.map(lambda v: jnp.reshape(v, ()), (k, lam))
-    y, _ = _solve(parts, *row.split(k), row.per_row(lam), setting)
-    return y
+    numbers = (*row.split(k), row.per_row(lam))
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.manual_axes and not setting.axis_names:
+        return tuple(_solve([parts], numbers, setting=setting)[0])
+    spread = Spread.of(parts, own_axes(parts, setting.axis_names))
+    # Where some axes are automatic nobody knows how what is here is sharded over these.
+    if set(mesh.manual_axes) != set(mesh.axis_names):
+        return _solve_inside(spread.parts, *numbers, _Local(setting, spread.segments))[0]
+    packed = spread.packed(lambda segment: (segment.own, segment.dtype), dtype)
+    y, state = _solve_inside(packed.parts, *numbers, _Local(setting, packed.segments))
+    return tuple(packed.unpack(Pieces(y), state[0]))
 
 
-def _relaxed(
-    parts: tuple[Array, ...], k: Count, lam: Array, state: State, setting: _Setting
-) -> Relaxed:
+# What is computed of a row, wherever its arrays are: these functions take it, other arrays along it, and
+# numbers of it, and give arrays along it and numbers.
+Found = tuple[Pieces, list[Array]]
+
+
+def _solve_row(
+    row: Spread, _: Sequence[Pieces], numbers: Sequence[Array], setting: _Setting
+) -> Found:
+    whole, frac, lam = numbers
+    state = threshold.state_of(SPREAD, row, Count(whole, frac), lam, setting.kind, setting.hard)
+    rows = _relaxed(row, (*numbers, *state), setting)
+    y = rows.y(_hard_mask(rows, row))
+    return _like(row, SPREAD.where(y == 0, 0.0, y)), list(state)
+
+
+def _relaxed(row: Spread, numbers: Sequence[Array], setting: _Setting) -> Relaxed:
     """Solved, live."""
-    spread = Spread(parts, setting.axis_names)
-    floor = max(lam_floor(jnp, x.dtype, setting.kind) for x in parts)
+    whole, frac, lam, pivot, delta = numbers
     return Relaxed.of(
         SPREAD,
-        Pieces(x.astype(lam.dtype) for x in parts),
-        k,
+        Pieces(x.astype(lam.dtype) for x in row.parts),
+        Count(whole, frac),
         lam,
-        State(lax.stop_gradient(state.pivot), state.delta),
+        State(lax.stop_gradient(pivot), delta),
         setting.kind,
-        sums=spread.live_sums,
-        floor=floor,
+        sums=row.live_sums,
+        floor=max(lam_floor(jnp, s.dtype, setting.kind) for of in row.segments for s in of),
         may_be_hard=setting.hard is not False,
     )
 
 
-def _hard_mask(rows: Relaxed, parts: tuple[Array, ...], setting: _Setting) -> Pieces | None:
+def _hard_mask(rows: Relaxed, row: Spread) -> Pieces | None:
     """Of a hard selection, if it may be one."""
     if rows.split.hard is None:
         return None
-    tied = SPREAD.stop_gradient(rows.a) == rows.split.pivot
-    return rows.hard_mask(Spread(parts, setting.axis_names).before(tied))
+    return rows.hard_mask(row.before(SPREAD.stop_gradient(rows.a) == rows.split.pivot))
 
 
-Solved = tuple[tuple[Array, ...], State]
+def _like(row: Spread, values: Pieces) -> Pieces:
+    """In the dtypes of the arrays."""
+    return Pieces(saturated(v, x.dtype) for v, x in zip(values.parts, row.parts, strict=True))
+
+
+# Those of a row that is solved have its state after k and lam.
+_STATE = 5
+
+
+def _move_row(
+    row: Spread,
+    along: Sequence[Pieces],
+    numbers: Sequence[Array],
+    setting: _Setting,
+    moves: tuple[bool, ...],
+) -> Found:
+    """For tangents of x, k and lam, of which ``moves`` says which there are."""
+    rows, given = _relaxed(row, numbers[:_STATE], setting), iter(numbers[_STATE:])
+    dx = Pieces(d.astype(rows.lam.dtype) for d in along[0].parts) if along else None
+    dk, dlam = (next(given) if moved else None for moved in moves[1:])
+    ddelta, dy = rows.tangent(dx, dk, dlam, _hard_mask(rows, row))
+    moved = zip(dy.parts, row.parts, strict=True)
+    return Pieces(d.astype(x.dtype) for d, x in moved), [ddelta]
+
+
+def _pull_row(
+    row: Spread, along: Sequence[Pieces], numbers: Sequence[Array], setting: _Setting
+) -> Found:
+    rows = _relaxed(row, numbers, setting)
+    g = Pieces(v.astype(rows.lam.dtype) for v in along[0].parts)
+    dx, dk, dlam = rows.cotangent(g, _hard_mask(rows, row))
+    return _like(row, dx), [dk, dlam]
+
+
+def _pull_with_delta(
+    row: Spread, along: Sequence[Pieces], numbers: Sequence[Array], setting: _Setting
+) -> Found:
+    """Where delta has a cotangent too, as in second derivatives."""
+    *numbers, of_delta = numbers
+    lam = numbers[2]
+
+    def tangent(dx: Pieces, dk: Array, dlam: Array) -> Found:
+        return _move_row(row, [dx], [*numbers, dk, dlam], setting, (True,) * 3)
+
+    zeros = Pieces(jnp.zeros_like(x) for x in row.parts)
+    _, transpose = jax.vjp(tangent, zeros, jnp.zeros_like(lam), jnp.zeros_like(lam))
+    dx, dk, dlam = transpose((along[0], [of_delta]))
+    return dx, [dk, dlam]
+
+
+def _in_core(name: str) -> Callable[..., Found]:
+    """The same where all of the row is here: on the CPU by the compiled core."""
+
+    def call(
+        row: Spread,
+        along: Sequence[Pieces],
+        numbers: Sequence[Array],
+        setting: _Setting,
+        **params: Any,
+    ) -> Found:
+        n = len(numbers) if name == "solve" else _STATE
+        given = [
+            jnp.concatenate([v.reshape(-1) for v in p.parts]) for p in (Pieces(row.parts), *along)
+        ]
+        found, *others = ROW_CALLS[name](
+            given[0],
+            *numbers[:n],
+            *given[1:],
+            *numbers[n:],
+            setting=TopKSetting(setting.kind, setting.hard),
+            **params,
+        )
+        cut = jnp.split(found, list(accumulate(x.size for x in row.parts))[:-1])
+        parts = zip(cut, row.parts, strict=True)
+        return Pieces(v.reshape(x.shape).astype(x.dtype) for v, x in parts), others
+
+    return call
+
+
+_solve = SpreadCall("multi", _solve_row, _in_core("solve"), results=2)
+_move = SpreadCall("multi_tangent", _move_row, _in_core("tangent"), results=1)
+_pull = SpreadCall("multi_backward", _pull_row, _in_core("backward"), results=2)
+
+
+@_solve.def_jvp
+def _(
+    parts: Sequence[Array],
+    numbers: Sequence[Array],
+    dparts: Sequence[Any],
+    dnumbers: Sequence[Any],
+    setting: _Setting,
+) -> Any:
+    y, state = _solve([parts], numbers, setting=setting)
+    _, *given = dnumbers
+    moves = (any(d is not None for d in dparts), *(d is not None for d in given))
+    along = [zeros_for(dparts, parts)] if moves[0] else []
+    known = (*numbers, *state, *(d for d in given if d is not None))
+    dy, (ddelta,) = _move([parts, *along], known, setting=setting, moves=moves)
+    return (y, state), (dy, [None, ddelta])
+
+
+@_move.def_transpose
+def _(
+    parts: Sequence[Array],
+    state: Sequence[Array],
+    g: Sequence[Any],
+    of_numbers: Sequence[Any],
+    setting: _Setting,
+    moves: tuple[bool, ...],
+) -> Any:
+    along, (of_delta,) = zeros_for(g, parts), of_numbers
+    if of_delta is None:
+        dx, others = _pull([parts, along], state, setting=setting)
+    else:
+        row = Spread.of(parts)
+        found, others = _pull_with_delta(row, [Pieces(along)], [*state, of_delta], setting)
+        dx = list(found.parts)
+    given = [v for v, moved in zip(others, moves[1:], strict=True) if moved]
+    return dx if moves[0] else [], given
+
+
+class _Local(NamedTuple):
+    """What is static about a call inside ``shard_map``."""
+
+    setting: _Setting
+    segments: tuple[tuple[Segment, ...], ...]
+
+    def row(self, parts: tuple[Array, ...]) -> Spread:
+        return Spread(parts, self.segments)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(4,))
-def _solve(
-    parts: tuple[Array, ...], whole: Array, frac: Array, lam: Array, setting: _Setting
-) -> Solved:
-    k, spread = Count(whole, frac), Spread(parts, setting.axis_names)
-    state = threshold.state_of(SPREAD, spread, k, lam, setting.kind, setting.hard)
-    rows = _relaxed(parts, k, lam, state, setting)
-    return _like(parts, rows.y(_hard_mask(rows, parts, setting))), state
+def _solve_inside(
+    parts: tuple[Array, ...], whole: Array, frac: Array, lam: Array, local: _Local
+) -> tuple[tuple[Array, ...], list[Array]]:
+    y, state = _solve_row(local.row(parts), (), (whole, frac, lam), local.setting)
+    return y.parts, state
 
 
-def _like(parts: tuple[Array, ...], y: Pieces) -> tuple[Array, ...]:
-    """In the dtypes of the arrays, with 0 for -0."""
-    return tuple(
-        jnp.where(v == 0, 0.0, v).astype(x.dtype) for v, x in zip(y.parts, parts, strict=True)
-    )
-
-
-@partial(_solve.defjvp, symbolic_zeros=True)
+@partial(_solve_inside.defjvp, symbolic_zeros=True)
 @promoting
-def _solve_jvp(setting: _Setting, at: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
-    parts, whole, frac, lam = at
-    y, state = _solve(*at, setting)
-    dparts, _, dk, dlam = tangents
-    moved = _tangent(setting, parts, Count(whole, frac), lam, state, dparts, dk, dlam)
-    dy, ddelta = moved
-    return (y, state), (dy, State(jnp.zeros_like(state.pivot), ddelta))
-
-
-def _tangent(
-    setting: _Setting,
-    parts: tuple[Array, ...],
-    k: Count,
-    lam: Array,
-    state: State,
-    dparts: tuple[Any, ...],
-    dk: Any,
-    dlam: Any,
-) -> tuple[tuple[Array, ...], Array]:
-    still = all(isinstance(d, SymbolicZero) for d in dparts)
-    dx = None
-    if not still:
-        dx = tuple(
-            jnp.zeros_like(x) if isinstance(d, SymbolicZero) else d
-            for x, d in zip(parts, dparts, strict=True)
-        )
-    numbers = [None if isinstance(d, SymbolicZero) else d for d in (dk, dlam)]
+def _solve_inside_jvp(local: _Local, at: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
+    parts, *numbers = at
+    y, state = _solve_inside(*at, local)
+    dparts, _, *given = tangents
+    moved = [None if isinstance(d, SymbolicZero) else d for d in given]
+    dparts = [None if isinstance(d, SymbolicZero) else d for d in dparts]
+    moves = (any(d is not None for d in dparts), *(d is not None for d in moved))
+    dx = tuple(zeros_for(dparts, parts)) if moves[0] else None
 
     @jax.checkpoint  # so that a backward keeps the arrays, and numbers
-    def moved(parts: Any, k: Count, lam: Array, state: State, dx: Any, numbers: Any) -> Any:
-        rows = _relaxed(parts, k, lam, state, setting)
-        along = None if dx is None else Pieces(d.astype(lam.dtype) for d in dx)
-        dk, dlam = numbers
-        ddelta, dy = rows.tangent(along, dk, dlam, _hard_mask(rows, parts, setting))
-        found = tuple(v.astype(x.dtype) for v, x in zip(dy.parts, parts, strict=True))
-        return found, ddelta
+    def move(parts: tuple[Array, ...], known: list[Array], dx: Any) -> Any:
+        along = [] if dx is None else [Pieces(dx)]
+        dy, (ddelta,) = _move_row(local.row(parts), along, known, local.setting, moves)
+        return dy.parts, ddelta
 
-    return moved(parts, k, lam, state, dx, numbers)
+    known = [*numbers, *state, *(d for d in moved if d is not None)]
+    dy, ddelta = move(parts, known, dx)
+    return (y, state), (dy, [jnp.zeros_like(state[0]), ddelta])

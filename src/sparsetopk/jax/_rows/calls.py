@@ -63,7 +63,7 @@ class RowCall:
             if rule is not in_xla:
                 mlir.register_lowering(self.primitive, rule, platform=platform)
         batching.primitive_batchers[self.primitive] = self._batched
-        ad.primitive_jvps[self.primitive] = _derivative_of(plain)
+        ad.primitive_jvps[self.primitive] = derivative_of(plain)
 
     def __call__(self, *arrays: Array, **params: Any) -> list[Array]:
         return self.primitive.bind(*alike(arrays), **params)
@@ -81,7 +81,7 @@ class RowCall:
         """``rule(primals, tangents, **params)``; None is a tangent that is zero, here and in results."""
 
         def jvp(primals: Sequence[Array], tangents: Sequence[Any], **params: Any) -> Any:
-            found, moved = rule(primals, [None if _is_zero(d) else d for d in tangents], **params)
+            found, moved = rule(primals, [None if is_zero(d) else d for d in tangents], **params)
             zeros = (ad.Zero(jax.typeof(v)) for v in found)
             return found, [z if d is None else d for z, d in zip(zeros, moved, strict=True)]
 
@@ -94,14 +94,14 @@ class RowCall:
 
         def transpose(cotangents: Sequence[Any], *arguments: Any, **params: Any) -> Any:
             constants = [v for v in arguments if not ad.is_undefined_primal(v)]
-            given = [None if _is_zero(g) else g for g in cotangents]
+            given = [None if is_zero(g) else g for g in cotangents]
             return [*(None for _ in constants), *rule(given, constants, **params)]
 
         ad.primitive_transposes[self.primitive] = transpose
         return rule
 
 
-def _is_zero(tangent: Any) -> bool:
+def is_zero(tangent: Any) -> bool:
     return isinstance(tangent, ad.Zero)
 
 
@@ -156,11 +156,11 @@ def _is_exported(context: Any) -> bool:
     return bool(context.module_context.lowering_parameters.for_export)
 
 
-def _derivative_of(function: Function) -> Callable[..., Any]:
+def derivative_of(function: Function) -> Callable[..., Any]:
     """The derivative of what it computes in XLA operations."""
 
     def jvp(primals: Sequence[Array], tangents: Sequence[Any], **params: Any) -> Any:
-        live = [i for i, d in enumerate(tangents) if not _is_zero(d)]
+        live = [i for i, d in enumerate(tangents) if not is_zero(d)]
 
         def of_live(*values: Array) -> list[Array]:
             at = dict(zip(live, values, strict=True))

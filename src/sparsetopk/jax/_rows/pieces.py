@@ -1,24 +1,28 @@
 """One row that is spread over many arrays, of any shapes, which may be sharded over devices.
 
 ``Pieces`` stand for the entries of the row wherever the maths says (..., n); what is one number of it is
-an array (1,). Nothing is put together but sums: so nothing else moves between devices.
+an array (1,). Between devices nothing is put together but sums: so nothing else moves.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from ..._maths.operator import Count
 from ..._maths.threshold import order_statistic
 from . import namespace as xp
 from .calls import alike, varying
+from .promotion import saturated
 
 
 class Pieces:
@@ -102,30 +106,92 @@ class _Namespace:
 SPREAD = _Namespace()
 
 
+Axes = tuple[str, ...]
+
+
+def own_axes(parts: Sequence[Array], axis_names: Axes) -> list[Axes]:
+    """Of the mesh axes inside ``shard_map``, those over which each array is sharded."""
+    if not axis_names or not varying(lax.axis_index(axis_names)):
+        # With check_vma=False, nobody knows over which axes a value varies.
+        return [axis_names for _ in parts]
+    return [tuple(a for a in axis_names if a in varying(part)) for part in parts]
+
+
+class Segment(NamedTuple):
+    """What an array of a row was before arrays were put together."""
+
+    order: int  # its place among all of them
+    shape: tuple[int, ...]
+    dtype: Any
+    own: Axes  # the mesh axes over which it is sharded
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
 @dataclass(frozen=True)
 class Spread:
-    """The row as ``threshold.Row`` asks for it; of ``axis_names``, an array is sharded over those that
-    it varies over."""
+    """The row as ``threshold.Row`` asks for it."""
 
     parts: tuple[Array, ...]
-    axis_names: tuple[str, ...] = ()
+    segments: tuple[tuple[Segment, ...], ...]  # that each is made of
 
     is_bracketed: ClassVar[bool] = False
     is_sorted: ClassVar[bool] = False
 
-    @property
-    def own(self) -> list[tuple[str, ...]]:
-        """The axes over which each is sharded."""
-        names = self.axis_names
-        # With check_vma=False, nobody knows over which axes a value varies.
-        if not names or not varying(lax.axis_index(names)):
-            return [names for _ in self.parts]
-        return [tuple(a for a in names if a in varying(part)) for part in self.parts]
+    @classmethod
+    def of(cls, parts: Sequence[Array], own: Sequence[Axes] | None = None) -> Spread:
+        """Arrays as they are."""
+        each = zip(parts, own or [() for _ in parts], strict=True)
+        found = (Segment(i, v.shape, v.dtype, axes) for i, (v, axes) in enumerate(each))
+        return cls(tuple(parts), tuple((segment,) for segment in found))
+
+    def packed(self, by: Callable[[Segment], Any], dtype: Any) -> Spread:
+        """Arrays of one device put together where they have the same key, in this dtype: so a program
+        for many of them is no longer than for a few."""
+        groups: dict[Any, list[Segment]] = {}
+        for (segment,) in self.segments:
+            groups.setdefault(by(segment), []).append(segment)
+        row = replace(self, segments=tuple(map(tuple, groups.values())))
+        return replace(row, parts=row.pack([v.astype(dtype) for v in self.parts]).parts)
+
+    def pack(self, parts: Sequence[Array]) -> Pieces:
+        """Other arrays in the shapes of these."""
+        each = ([parts[s.order].reshape(-1) for s in of] for of in self.segments)
+        return Pieces(map(jnp.concatenate, each))
+
+    def unpack(self, pieces: Pieces, pivot: Array) -> list[Array]:
+        """The inverse, in the dtypes that the arrays had; NaN where the pivot is."""
+        found: dict[int, Array] = {}
+        # As the result of a choice they are computed once, before they are cut up: else XLA compiles
+        # (and runs) the whole computation anew for every array.
+        pieces = Pieces(
+            lax.cond(jnp.isnan(pivot[0]), lambda v: v * jnp.nan, lambda v: v, v)
+            for v in pieces.parts
+        )
+        for piece, of in zip(pieces.parts, self.segments, strict=True):
+            for s, v in zip(of, jnp.split(piece, _ends(of)[:-1]), strict=True):
+                found[s.order] = saturated(v.reshape(s.shape), s.dtype)
+        return [found[i] for i in range(len(found))]
 
     @property
     def n(self) -> int:
-        sizes = zip(self.parts, self.own, strict=True)
-        return sum(part.size * (lax.psum(1, own) if own else 1) for part, own in sizes)
+        sizes = (s.size * (lax.psum(1, s.own) if s.own else 1) for of in self.segments for s in of)
+        return sum(sizes)
+
+    @property
+    def _axes(self) -> list[Axes]:
+        """The mesh axes over which any of what an array is made of is sharded."""
+        return [tuple(dict.fromkeys(a for s in of for a in s.own)) for of in self.segments]
+
+    def _counted(self, values: Sequence[Array], of: Sequence[Segment], axes: Axes) -> list[Array]:
+        """With 0 for entries that another device counts, which has them too."""
+        if all(set(s.own) == set(axes) for s in of):
+            return list(values)
+        first = jnp.asarray(_shards(axes, of)[1])[lax.axis_index(axes)]
+        counted = _repeated(first, of)
+        return [jnp.where(counted, v, jnp.zeros((), v.dtype)) for v in values]
 
     def _together(
         self,
@@ -135,7 +201,7 @@ class Spread:
     ) -> list[Array]:
         """Numbers (1,) of the arrays put together: one collective for all arrays that are alike."""
         groups: dict[tuple[str, ...], list[Array]] = {}
-        for own, found in zip(self.own, values, strict=True):
+        for own, found in zip(self._axes, values, strict=True):
             known = groups.get(own)
             groups[own] = list(found) if known is None else list(map(put, known, found))
         totals = [over(group, own) if own else group for own, group in groups.items()]
@@ -148,17 +214,18 @@ class Spread:
         return self.totals([list(f(part)) for part in self.parts])
 
     def totals(self, values: Sequence[Sequence[Array]]) -> list[Array]:
-        return self._together([list(map(_sum, each)) for each in values], operator.add, lax.psum)
+        each = map(self._counted, values, self.segments, self._axes)
+        return self._together([list(map(_sum, v)) for v in each], operator.add, lax.psum)
 
     def ends(self, even: bool, k: Count, lam: Array) -> tuple[Array, Array]:
         def of_part(x: Array) -> list[Array]:
             a = jnp.abs(x) if even else x
             finite = jnp.isfinite(a)
             lows = jnp.where(finite, -a, -jnp.inf)
-            return [v.astype(lam.dtype).max() for v in (lows, jnp.where(finite, a, -jnp.inf))]
+            ends = lows, jnp.where(finite, a, -jnp.inf)
+            return [v.astype(lam.dtype).max(initial=-jnp.inf) for v in ends]
 
-        found = [of_part(part) for part in self.parts if part.size]
-        low, high = self._together(found, jnp.maximum, lax.pmax) if found else (lam * 0, lam * 0)
+        low, high = self._together(list(map(of_part, self.parts)), jnp.maximum, lax.pmax)
         return jnp.where(jnp.isfinite(low), -low, 0.0), jnp.where(jnp.isfinite(high), high, 0.0)
 
     def nth(self, i: Array, dtype: Any, even: bool, wanted: Array) -> Array:
@@ -171,19 +238,55 @@ class Spread:
 
     def before(self, flags: Pieces) -> Pieces:
         """How many are set before each entry: arrays in their order, then shards, then entries."""
-        earlier: Any = jnp.zeros(1, jnp.int32)
-        found = []
-        for part, own in zip(flags.parts, self.own, strict=True):
-            count = _sum(part)
-            own_earlier = jnp.zeros((), jnp.int32)
-            if own:
-                counts = lax.all_gather(count, own)
-                first = jnp.arange(counts.shape[0]) < lax.axis_index(own)
-                own_earlier, count = jnp.where(first, counts, 0).sum(), lax.psum(count, own)
-            entries = jnp.cumsum(part.reshape(-1), dtype=jnp.int32).reshape(part.shape)
-            found.append(entries - part + earlier + own_earlier)
-            earlier = earlier + count
+        running = [jnp.cumsum(v.reshape(-1), dtype=jnp.int32) for v in flags.parts]
+        totals, shifts = [], []  # of all shards; from the running count to that of an array
+        for count, axes, of in zip(running, self._axes, self.segments, strict=True):
+            ends = jnp.take(jnp.pad(count, (1, 0)), np.array([0, *_ends(of)]))
+            each = ends[1:] - ends[:-1]
+            each = lax.all_gather(each, axes) if axes else each[None]
+            shard, first = _shards(axes, of)
+            here = jnp.asarray(shard)[lax.axis_index(axes) if axes else 0]
+            totals.append(jnp.where(first, each, 0).sum(axis=0))
+            shifts.append(jnp.where(first & (shard < here), each, 0).sum(axis=0) - ends[:-1])
+        order = np.argsort([s.order for of in self.segments for s in of])
+        every = jnp.concatenate(totals)[order]
+        offsets = (jnp.cumsum(every) - every)[np.argsort(order)] + jnp.concatenate(shifts)
+        found, begin = [], 0
+        for flag, count, of in zip(flags.parts, running, self.segments, strict=True):
+            by = offsets[begin : begin + len(of)]
+            begin += len(of)
+            found.append((count + _repeated(by, of)).reshape(flag.shape) - flag)
         return Pieces(found)
+
+
+def _repeated(each: Array, of: Sequence[Segment]) -> Array:
+    """A number of every array for all of its entries."""
+    return jnp.concatenate([jnp.broadcast_to(each[i], s.size) for i, s in enumerate(of)])
+
+
+def _others(axes: Axes, segment: Segment) -> Axes:
+    return tuple(a for a in axes if a not in segment.own)
+
+
+def _shards(axes: Axes, of: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
+    """For every device along the axes and every array, which shard of it the device has, and whether it
+    is the first to have it."""
+    sizes = {a: lax.psum(1, a) for a in axes}
+    place = np.arange(math.prod(sizes.values()))
+    at = {}
+    for a in reversed(axes):
+        place, at[a] = np.divmod(place, sizes[a])
+    shard, first = np.zeros((place.size, len(of)), int), np.ones((place.size, len(of)), bool)
+    for i, segment in enumerate(of):
+        for a in segment.own:
+            shard[:, i] = shard[:, i] * sizes[a] + at[a]
+        for a in _others(axes, segment):
+            first[:, i] &= at[a] == 0
+    return shard, first
+
+
+def _ends(of: Sequence[Segment]) -> list[int]:
+    return list(accumulate(s.size for s in of))
 
 
 def _sum(values: Array) -> Array:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec, TypeVar
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
+from jax import Array
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,3 +27,15 @@ def promoting(f: Callable[P, R]) -> Callable[P, R]:
             return f(*args, **options)
 
     return traced
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def saturated(values: Array, dtype: Any) -> Array:
+    """A derivative in this dtype: one that it cannot hold is its largest number, as in the kernels."""
+    limit = jnp.finfo(dtype).max.astype(values.dtype)
+    return jnp.clip(values, -limit, limit).astype(dtype)
+
+
+@saturated.defjvp
+def _saturated_jvp(dtype: Any, at: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return saturated(at[0], dtype), tangents[0].astype(dtype)

@@ -26,7 +26,7 @@ from .._solvers.plain import Shards, row_sums, sums_over
 from . import namespace as xp
 from .arguments import AxisName
 from .calls import RowCall, alike
-from .promotion import promoting
+from .promotion import promoting, saturated
 
 
 class SolvedTopK(NamedTuple):
@@ -133,18 +133,6 @@ def _over_shards_jvp(
     moved = [None if isinstance(d, SymbolicZero) else d for d in tangents]
     found = _tangent((*at, *solved[1:]), [moved[0], *moved[2:]], setting)
     return solved, SolvedTopK(found[0].astype(at[0].dtype), jnp.zeros_like(solved.pivot), found[1])
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
-def saturated(values: Array, dtype: Any) -> Array:
-    """A derivative in this dtype: one that it cannot hold is its largest number, as in the kernels."""
-    limit = jnp.finfo(dtype).max.astype(values.dtype)
-    return jnp.clip(values, -limit, limit).astype(dtype)
-
-
-@saturated.defjvp
-def _saturated_jvp(dtype: Any, at: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    return saturated(at[0], dtype), tangents[0].astype(dtype)
 
 
 def _tangent(
@@ -255,3 +243,6 @@ def _(cotangents: Sequence[Any], state: Sequence[Array], setting: TopKSetting, m
     g = jnp.zeros_like(state[0]) if g is None else g
     found = _pull(*state, g, *([] if of_delta is None else [of_delta]), setting=setting)
     return [v for v, moved in zip(found, moves, strict=True) if moved]
+
+
+ROW_CALLS = {"solve": _solve, "tangent": _move, "backward": _pull}
