@@ -416,6 +416,7 @@ void LaneRows<Kind, T>::iterate() {
   constexpr T kTolerance = sizeof(T) == 4 ? T(3e-7) : T(2e-15), kTiny = T(1e-30);
   constexpr int kMostSteps = 40;
   const V k = asked_.k, lam = asked_.lam, inverse = asked_.inverse, one = all_lanes(T(1)), scale = larger_lanes(k, one);
+  const V finest = kMagnitude ? smaller_lanes(one, inverse) : one;  // v = from - lam at has its digits too
   V lo = lo_, hi = hi_, value_lo = -k, value_hi = T(n_) - k, from = pivot, at = delta;
   V width = hi - lo, last_side{};
   F done = done_ | ~solved, good = solved;
@@ -432,7 +433,7 @@ void LaneRows<Kind, T>::iterate() {
     lo = low ? at : lo, hi = high ? at : hi;
     const V size = absolute_lanes(value), newton = at - value / larger_lanes(slope, all_lanes(kTiny));
     const F close = absolute_lanes(newton - at) <= unit, between = (newton > lo) & (newton < hi);
-    const V rounding = kEpsilon * (absolute_lanes(at) + unit), room = hi - lo;
+    const V rounding = kEpsilon * (absolute_lanes(at) + unit * finest), room = hi - lo;
     const F met = ((size <= kTolerance * scale) & (close | (slope == 0))) | (size <= kEpsilon / 2 * scale);
     const F stuck = (room <= 4 * rounding) | (between & (absolute_lanes(newton - at) <= rounding));
     const F stops = (met | stuck) & ~done;

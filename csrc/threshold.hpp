@@ -42,23 +42,24 @@ struct Sums {
 // Adds up over t[0 .. length) + delta; t has room to be filled up to full lanes.
 //
 // Written so that compilers vectorise it: a value is clipped rather than tested, no condition is used
-// twice (gcc would make branches of it), and each lane has its own sums.
+// twice (gcc would make branches of it), and each lane has its own sums. What is selected whole adds S(top) - S(top):
+// added up and taken off at the end, thousands of these would leave nothing of the digits of one entry in the block.
 template <class Kind>
 SPARSETOPK_LOOP Sums add_up_all(double* t, std::size_t length, double delta, double top, const Kind& kind) {
   constexpr double zero = Kind::zero;
   double mass[kLanes] = {}, slope[kLanes] = {}, above[kLanes] = {};
+  const double most = kind.at(top).value;
   for (std::size_t j = length; j % kLanes != 0; ++j) t[j] = -kInfinity;
   for (std::size_t i = 0; i < length; i += kLanes)
     for (std::size_t j = 0; j < kLanes; ++j) {
       const double at = t[i + j] + delta, low = at > zero ? at : zero, clipped = low < top ? low : top;
       const Response response = kind.at(clipped);
-      mass[j] += response.value;
+      const double whole = at >= top ? 1.0 : 0.0;
+      mass[j] += response.value - whole * most;
       slope[j] += at == clipped ? response.slope : 0.0;
-      above[j] += at >= top ? 1.0 : 0.0;
+      above[j] += whole;
     }
-  Sums sums{total(mass), total(slope), total(above)};
-  if (sums.above > 0) sums.mass -= sums.above * kind.at(top).value;
-  return sums;
+  return {total(mass), total(slope), total(above)};
 }
 
 // The same where S is costly: it is computed for the entries inside the block alone.

@@ -75,20 +75,40 @@ def raised(base, e):
     return math.pow(base, e)
 
 
+@triton.constexpr_function
+def whole_part(e):
+    return math.floor(e)
+
+
+@triton.constexpr_function
+def digits_of(whole):
+    return whole.bit_length()
+
+
 @triton.jit
 def power(t, E: tl.constexpr):
-    """t^e for t >= 0, by products where that is possible."""
-    if E == 1.0:
-        y = t
-    elif E == 2.0:
-        y = t * t
-    elif E == 3.0:
-        y = t * t * t
-    elif E == 0.5:
-        y = tl.sqrt(t)
+    """t^e for t >= 0: the whole part of e by products, the rest by a root or a logarithm.
+
+    A product of rounded products never decreases with t. exp2(e log2 t) is off by e |log2 t| roundings,
+    and so puts neighbours out of order: for e = 5 by 3e-6 in float32.
+    """
+    WHOLE: tl.constexpr = whole_part(E)
+    REST: tl.constexpr = E - WHOLE
+    y = t
+    if WHOLE == 0:
+        y = tl.full(t.shape, 1.0, t.dtype)
     else:
-        y = tl.exp2(E * tl.log2(tl.maximum(t, tiny(t.dtype))))
-        y = tl.where(t > 0, tl.minimum(y, largest(t.dtype)), 0.0)
+        for i in tl.static_range(digits_of(WHOLE) - 2, -1, -1):
+            y = y * y
+            if (WHOLE >> i) & 1 == 1:
+                y = y * t
+    if REST == 0.5:
+        y = y * tl.sqrt(t)
+    elif REST > 0.0:
+        root = tl.exp2(REST * tl.log2(tl.maximum(t, tiny(t.dtype))))
+        y = tl.where(t > 0, y * root, 0.0)
+    if E > 1.0:
+        y = tl.minimum(y, largest(t.dtype))
     return y
 
 
