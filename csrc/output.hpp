@@ -55,7 +55,8 @@ struct Curve {
     const double t = distance(a);
     if (!(t > Kind::zero)) return 0;
     if (t >= top) return whole(a);
-    return kind.at(t).value + (kMagnitude && debias ? over(a) : 0.0);
+    const double y = kind.at(t).value + (kMagnitude && debias ? over(a) : 0.0);
+    return kMagnitude ? smaller(y, a) : y;  // also where sums of the largest numbers there are overflow
   }
   // a - v = lam t, which keeps its digits also where t is too small to have any.
   double over(double a) const { return (a - distance.pivot) + lam * distance.delta; }
@@ -64,7 +65,7 @@ struct Curve {
   double cheap_output(double a, double debiased, double shrink) const {
     const double t = distance(a), at = clip(t, Kind::zero, top), y = kind.at(at).value;
     if (!kMagnitude) return y;
-    return t < top ? y + (t > 0 ? debiased * over(a) : 0.0) : a * shrink;
+    return t < top ? smaller(y + (t > 0 ? debiased * over(a) : 0.0), a) : a * shrink;
   }
 };
 
