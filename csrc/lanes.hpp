@@ -698,7 +698,9 @@ void LaneCotangents<Kind, T, kAll>::average() {
     dk = (left > 0) & (left < sums_.size) ? prime_ * mean_ : none;
     const V t = sums_.rho > 0 ? sums_.rho_t / sums_.rho : none;
     dlam = (mean_ * sums_.rho_t - sums_.rho_g_t) * inverse_;
-    dlam = (moves ? (single ? sums_.g * t * (debias - alone) : dlam) : none) + sums_.whole_in_lam;
+    // debias - alone, as in output.hpp.
+    const V lone = sums_.rho * (1 - curvature) / total, rest = debias_ ? (shares ? lone : none) : -alone;
+    dlam = (moves ? (single ? sums_.g * t * rest : dlam) : none) + sums_.whole_in_lam;
     finite &= (absolute_lanes(dlam) <= T(1e30)) & (absolute_lanes(dk) <= T(1e30));
   }
 }

@@ -65,7 +65,7 @@ struct Curve {
   double cheap_output(double a, double debiased, double shrink) const {
     const double t = distance(a), at = clip(t, Kind::zero, top), y = kind.at(at).value;
     if (!kMagnitude) return y;
-    return t < top ? smaller(y + (t > 0 ? debiased * over(a) : 0.0), a) : a * shrink;
+    return t < top ? y + (t > 0 ? debiased * over(a) : 0.0) : a * shrink;
   }
 };
 
@@ -152,6 +152,13 @@ void for_hard_mask(const Row<X, Kind>& row, State state, F&& f) {
   }
 }
 
+// No magnitude is above its entry, also where sums of the largest numbers that there are overflow.
+template <class X>
+void hold_down(const X* x, std::size_t n, X* y) {
+  for (std::size_t j = 0; j < n; ++j)
+    if (!(::fabs(double(widen(y[j]))) <= ::fabs(double(widen(x[j]))))) y[j] = x[j];
+}
+
 template <class X, class Kind>
 void forward_row(const Row<X, Kind>& row, State state, X* y) {
   constexpr bool kMagnitude = Kind::kMagnitude;
@@ -180,6 +187,7 @@ void forward_row(const Row<X, Kind>& row, State state, X* y) {
       blocks.run(row.threads, [&](std::size_t, std::size_t begin, std::size_t length) {
         write_all(curve, x + begin, length, y + begin);
       });
+      if (kMagnitude && state.pivot > 1e300) hold_down(x, row.n, y);
     } else {
       const Solved<X, Kind> solved(row, state);
       blocks.run(row.threads, [&](std::size_t, std::size_t begin, std::size_t length) {
@@ -340,7 +348,9 @@ struct Block {
     dlam = moves ? (mean * sums.rho_t - sums.rho_g_t) / row.lam : 0;
     if (single) {
       const double t = sums.rho > 0 ? sums.rho_t / sums.rho : 0;
-      dlam = sums.g * t * (debias - alone);
+      // debias - alone, in which a large lam would leave no digits of the difference.
+      const double rest = debias > 0 && total > 0 ? sums.rho * (1 - curvature) / total : -alone;
+      dlam = sums.g * t * rest;
     }
     dlam += sums.whole_in_lam;
   }

@@ -169,7 +169,8 @@ SPARSETOPK_LOOP double solve_delta(const Distances& distances, double k, double 
     const bool tells = !Kind::kMagnitude || Kind::kCheap || left > 0 || sums.mass == 0;
     // And where little is left, x - u = lam t is not small with S(t): the residual counts beside that little.
     const double size = Kind::kMagnitude && left > 0 ? smaller(scale, left * kind.prime(v)) : scale;
-    if (tells && ::fabs(value) < residual) best = delta, residual = ::fabs(value);
+    // Of points that are as good, as where S is steep and all have a mass of 0, the last is the nearest to the root.
+    if (tells && ::fabs(value) <= residual) best = delta, residual = ::fabs(value);
     const double rounding = Limits<double>::epsilon * larger(::fabs(delta), unit);
     const double middle = half_way<Kind>(pivot, lam, lo, hi);
     if (residual <= 1e-15 * size || hi - lo <= 4 * rounding || middle <= lo || middle >= hi) break;

@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from fuzz_oracle import Answer, Oracle, Rows
-from fuzz_paths import EPS, FEW_PS, LARGEST, PATHS, Found
+from fuzz_paths import EPS, FEW_PS, LARGEST, MAGNITUDES, PATHS, Found
 
 FOUND = Path(__file__).with_name("found")
 # Where rows fill vectors, lanes, tiles or blocks of the core, and one entry to either side.
@@ -183,9 +183,14 @@ def check(task: Task) -> tuple[Failure | None, int, int]:
         return compare(task, found)
 
 
+def _compute(dtype: str) -> str:
+    """What the narrowest path computes in."""
+    return "float64" if dtype == "float64" else "float32"
+
+
 def compare(task: Task, found: Found) -> tuple[Failure | None, int, int]:
     rows, dtype = task.rows, task.dtype
-    compute = "float64" if dtype == "float64" else "float32"
+    compute = _compute(dtype)
     bounds = Oracle(task.kind, task.p, rows).bounds(ROUNDINGS * EPS[compute], 2 * EPS[dtype])
     clear = ~bounds.jumps
     largest = LARGEST[dtype] / 16
@@ -217,7 +222,11 @@ def compare(task: Task, found: Found) -> tuple[Failure | None, int, int]:
                 0,
                 0,
             )
-    failure = of_properties(task, found, bounds) or of_tangent(task, found, bounds)
+    failure = (
+        of_properties(task, found, bounds)
+        or of_tangent(task, found, bounds)
+        or of_relations(task, found, bounds)
+    )
     return failure, int(clear.sum()), int((~clear).sum())
 
 
@@ -227,8 +236,9 @@ def of_properties(task: Task, found: Found, bounds: Any) -> Failure | None:
     eps = EPS[task.dtype]
     if task.kind in ("mask", "two-sided"):
         got = y.sum(-1, keepdims=True)
-        n = rows.x.shape[1]
-        slack = eps * (ROUNDINGS * np.maximum(rows.k, 1.0) + n)
+        # What docs/maths.md promises of a path's own precision, and a rounding of every y to its dtype.
+        slack = ROUNDINGS * EPS[_compute(task.dtype)] * np.maximum(rows.k, 1.0)
+        slack = slack + eps * rows.k + LEAST[task.dtype] * rows.x.shape[1]
         wrong = ~(np.abs(got - rows.k) <= slack)
         if wrong.any():
             i = int(np.argwhere(wrong)[0, 0])
@@ -243,6 +253,41 @@ def of_properties(task: Task, found: Found, bounds: Any) -> Failure | None:
     if wrong.any():
         i, j = np.argwhere(wrong)[0]
         return Failure("order of y", int(i), y[i, j + 1], y[i, j], 0.0)
+    return None
+
+
+def of_relations(task: Task, found: Found, bounds: Any) -> Failure | None:
+    """Rows in another order, in other units, and with a larger k: with one of these, by the lengths.
+
+    That all of it holds within what the oracle allows follows from what was compared. Here it is the
+    outputs of one path that are held against each other, a few roundings apart.
+    """
+    rows = task.rows
+    n = rows.x.shape[1]
+    y, dtype = found.answer.y, task.dtype
+    slack = 2 * bounds.slack.y + LEAST[dtype] * (1 + np.abs(rows.x).max(-1, keepdims=True))
+    which = ("permuted", "scaled", "larger k")[(n + len(rows.x)) % 3]
+    if which == "permuted":
+        order = np.random.default_rng(n).permutation(n)
+        columns = {name: getattr(rows, name)[:, order] for name in ("x", "g", "dx")}
+        want, other = y[:, order], rows._replace(**columns)
+        slack = np.broadcast_to(slack, y.shape)[:, order]
+    elif which == "scaled":
+        c, power = 4.0, 2 - task.p
+        of_lam = c**power if task.kind in MAGNITUDES else c
+        other = rows._replace(x=c * rows.x, lam=of_lam * rows.lam)
+        if not (np.abs(other.x) < LARGEST[dtype] / 4).all() or task.p not in (2.0, 1.5):
+            return None  # other powers of c are rounded
+        grows = c if task.kind in MAGNITUDES else 1.0
+        want, slack = grows * y, grows * slack
+    else:
+        want, other = y, rows._replace(k=np.minimum(rows.k + 0.25, n))
+    got = PATHS[task.frontend][task.path].run(task.kind, task.p, dtype, other).answer.y
+    off = np.abs(want) - np.abs(got) if which == "larger k" else np.abs(got - want)
+    wrong = ~(off <= slack)
+    if wrong.any():
+        i, j = np.argwhere(wrong)[0]
+        return Failure(which, int(i), got[i, j], want[i, j], float(slack[i, j]))
     return None
 
 

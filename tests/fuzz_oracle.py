@@ -123,6 +123,19 @@ class Curve(NamedTuple):
         return np.asarray(y, np.float64) ** (1 / self.e)
 
 
+class Parts(NamedTuple):
+    """What an answer is made of: S and S' in the block, what k leaves for it, the slope of the equation,
+    phi'(v), and the parts of the derivative in lam."""
+
+    s: np.ndarray
+    rho: np.ndarray
+    left: np.ndarray
+    flat: np.ndarray
+    prime: np.ndarray | float
+    whole_lam: np.ndarray
+    share: np.ndarray
+
+
 class Solved(NamedTuple):
     """t of every entry and v of its row, at the threshold."""
 
@@ -260,62 +273,112 @@ class Oracle:
         of_lam = np.where((size == 1) & ~self.pinned & (not self.curved), 0.0, of_lam)
         dlam = total(g * np.where(above, whole_lam, of_lam))
         dx = np.where(above, whole_x * g, dx)
-        # What each is a sum or a difference of: roundings are relative to that.
-        sizes = np.abs(g) + total(rho * np.abs(g)) / np.where(total(rho) > 0, total(rho), 1.0)
-        terms = Answer(
-            np.abs(y),
-            np.where(inside, rho / lam * sizes, 0.0) + np.abs(dx),
-            np.where(fractional, total((rho + b * lam * inside) * np.abs(g)) * prime / flat, 0.0),
-            total(
-                np.where(
-                    inside,
-                    rho / lam * (np.abs(t) + np.abs(share) + top) * sizes,
-                    np.abs(g * whole_lam),
-                )
-            )
-            + total(np.abs(g * of_lam) + b * np.abs(g * np.where(above, self.alone, t))),
-        )
         found = Answer(self.sign * y, self.sign * dx, dk, dlam)
-        return found, terms, inside, above, (s, rho, left)
+        return found, inside, above, Parts(s, rho, left, flat, prime, whole_lam, share)
+
+    def terms(self, at, found, inside, above, parts, of_t):
+        """What each of the answers is a sum or a difference of: roundings are relative to that.
+
+        Of the cotangents these are the terms of the closed forms in ``answer``, with absolute values
+        in the place of signs, so that what cancels there has room here; and no others. In that of lam
+        every t counts as what it is rounded by, if that is more: t - share has the roundings of either.
+        """
+        lam, g = self.rows.lam, np.abs(self.rows.g)
+        b = 1.0 if self.kind == "debiased" else 0.0
+        rho, flat, prime, whole_lam, share = parts.rho, *parts[3:]
+        mean = np.where(self.pinned, 0.0, total((rho + b * lam * inside) * g) / flat)
+        dx = np.where(inside, rho / lam * (g + mean) + b * g, np.abs(found.x))
+        sizes = np.abs(at.t) + np.abs(share) + of_t
+        dlam = np.where(inside, rho / lam * sizes * (g + mean) + b * g * np.abs(share), 0.0)
+        dlam = dlam + np.where(above, np.abs(g * whole_lam), 0.0)
+        dk = np.where(mean > 0, mean * prime, 0.0)
+        return Answer(np.abs(found.y), dx, dk, total(dlam))
 
     def bounds(self, eps: float, rounding: float) -> Bounds:
         """For a computation with this precision, whose results are rounded to ``rounding``."""
         rows, at = self.rows, self.solve()
-        answer, terms, inside, above, (s, rho, left) = self.answer(at)
-        prime = np.abs(at.v) if self.curved else np.ones_like(at.v)
-        # The threshold: each t has roundings of its own, the equation those of its terms.
-        mass = total(s)
-        of_t = eps * (self._top(prime) + np.where(inside, np.abs(at.t), 0.0).max(-1, keepdims=True))
-        residual = eps * np.maximum(rows.k, 1.0) * prime
-        if self.curved and self.curve.e != 1:
-            residual = np.minimum(
-                residual, 16 * eps * np.maximum(mass, np.maximum(left, 0) * prime)
-            )
-        steepness = total(rho) + (rows.lam * np.maximum(left, 0.0) if self.curved else 0.0)
-        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            by_slope = np.where(steepness > 0, residual / steepness, np.inf)
-            of_row = of_t + np.minimum(by_slope, self.curve.inverse(residual))
-        of_row = np.where(
-            self.pinned, eps * np.minimum(np.abs(at.t).max(-1, keepdims=True), 1), of_row
-        )
-        steep = eps * (1 + self.curve.e)  # t^e has so many roundings of t
-        slack = [steep * v + rounding * np.abs(a) for v, a in zip(terms, answer, strict=True)]
-        slack[0] = slack[0] + (0.0 if self.curved else eps)
-        jumps = (self.gap >= 0) & (self.gap <= 8 * of_row)
-        if self.curve.p > 2:  # no closer to 0 are the slopes of S told from each other
+        answer, inside, above, parts = self.answer(at)
+        of_t = self._of_t(eps, at, inside)
+        of_row = self._of_row(eps, at, inside, parts, of_t)
+        # S(t) = t^e and S'(t) have e roundings for each relative one of t, and one of their own.
+        relative = eps * (1 + self.curve.e)
+        terms = self.terms(at, answer, inside, above, parts, of_t / eps)
+        slack = [relative * v + rounding * np.abs(a) for v, a in zip(terms, answer, strict=True)]
+        # Where the k-th entry and the next are just so far apart that nothing is shared, derivatives
+        # jump: rounding may put either of them on the other side.
+        jumps = (self.gap >= 0) & (self.gap <= 4 * (of_t + of_row).max(-1, keepdims=True))
+        if (
+            self.curve.p > 2
+        ):  # as docs/maths.md says, no closer to 0 are slopes told from each other
             least = 1e-130 if eps < 1e-10 else 1e-17
             near = inside & (at.t - self.curve.zero < least)
             near = near | (above & (self.alone < least))
             jumps = jumps | near.any(-1, keepdims=True)
-        if self.curve.e > 1:  # a threshold at the edge of a gap is as good, where S is flat
-            edge = self.curve.e * residual ** (1 - 1 / self.curve.e) / rows.lam
-            edge = np.where(self.gap >= 0, edge, 0.0) * 4 * np.abs(rows.g).max(-1, keepdims=True)
-            slack[1], slack[3] = slack[1] + edge, slack[3] + self.n * edge
-        for by in (of_row, -of_row):
-            moved = Solved(
-                at.t + by, np.maximum(at.v - rows.lam * by, 0 * at.v) if self.curved else at.v
-            )
-            other, _, also_inside, also_above, _ = self.answer(moved)
+        # The answers at thresholds to either side, with every t off to that side too: what is steep has
+        # room there, and where an entry enters or leaves the block, its derivatives jump. Twice that, as
+        # the changes at the ends may be less than those between them.
+        for sign in (1, -1):
+            t = at.t + sign * (of_t + of_row)
+            v = np.maximum(at.v - sign * rows.lam * of_row, 0 * at.v) if self.curved else at.v
+            other, also_inside, also_above, _ = self.answer(Solved(t, v))
             jumps = jumps | ((inside != also_inside) | (above != also_above)).any(-1, keepdims=True)
             slack = [d + 2 * np.abs(o - a) for d, o, a in zip(slack, other, answer, strict=True)]
-        return Bounds(answer, Answer(*slack), jumps, mass)
+        return Bounds(answer, Answer(*slack), jumps, total(parts.s))
+
+    def _of_t(self, eps, at, inside):
+        """How far each t may be off by itself, with the right threshold.
+
+        t = (a - pivot)/lam + delta, where the pivot is an entry of the block, or the threshold: then the
+        parts are no larger than the range of t in the block, which of masks is 1. In magnitude a
+        threshold by itself is rounded by eps v, and from an entry, by eps of what the block reaches:
+        whichever is less. With the threshold held at 0, t = a/lam is one division. For p > 2, where S is
+        as steep as it likes, the pivot must be the entry next to the threshold: a - pivot is no larger
+        than lam t for all the others, and every t has its digits.
+        """
+        size = np.abs(at.t)
+        most = np.where(inside, size, 0.0).max(-1, keepdims=True)
+        if self.curved:
+            most = most + np.minimum(self._top(np.abs(at.v)), np.abs(at.v) / self.rows.lam)
+        else:
+            most = most + 1.0
+        if self.is_steep:
+            most = size
+        return eps * np.where(self.pinned, size, most) + 0 * at.t
+
+    def _of_row(self, eps, at, inside, parts, of_t):
+        """How far the threshold may be off, in units of lam: what the equation lacks, over its slope.
+
+        The equation is a sum over the row. That of masks has the roundings of k, which are those that
+        its sum is promised to have; in magnitude those of what is shared, as k less a whole number is
+        exact. And all of its t are off: but their errors are shared by the row, so that a threshold that
+        feels its curvature (lam left) more than the entries of the block hardly moves with them.
+        Where S is flat the slope says nothing: S(t + d) - S(t) >= S(d) for a convex S does. A concave
+        one, for p > 2, is the less steep the further one goes: then two bounds hold, in which the lowest
+        entry makes up for all that is missing, or every entry for as much as the highest does.
+        """
+        s, rho, left = parts[:3]
+        left = np.maximum(left, 0.0)
+        prime = np.abs(at.v) if self.curved else 1.0
+        missing = eps * np.maximum(self.rows.k, 1.0)
+        if self.curved:
+            missing = eps * np.maximum(total(s), left * prime)
+        steepness = total(rho) + (self.rows.lam * left if self.curved else 0.0)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            by_slope = np.where(steepness > 0, missing / steepness, np.inf)
+            by_t = np.where(steepness > 0, total(rho * of_t) / steepness, 0.0)
+        found = np.minimum(by_slope, self.curve.inverse(missing))
+        if self.is_steep:
+            size = total(inside)
+            low = np.where(inside, s, np.inf).min(-1, keepdims=True)
+            high, part = s.max(-1, keepdims=True), missing / np.maximum(size, 1)
+            one, all_ = (
+                self.curve.inverse(y + add) - self.curve.inverse(y)
+                for y, add in ((low, missing), (high, part))
+            )
+            found = np.where(size > 0, np.minimum(one, all_), found)
+        return np.where(self.pinned, 0.0, by_t + found)
+
+    @property
+    def is_steep(self) -> bool:
+        """Whether S has no bound on its slope where it leaves 0."""
+        return self.curve.p > 2 and not self.curve.two_sided

@@ -22,6 +22,7 @@ import sparsetopk
 from fuzz_oracle import KINDS, Answer, Rows
 from sparsetopk import _core as core
 
+LEVELS = ("baseline", "avx2", "avx512")  # a CPU that has not one takes the one below
 NAMES = {"mask": "topk_mask", "two-sided": "topk_mask", "sign": "topk_sign"}
 # XLA and torch.compile compile for each: few p and few lengths.
 FEW_PS = (2.0, 1.5, 4 / 3, 1.2, 3.0)
@@ -73,15 +74,32 @@ def without_core(kind: str, p: float, dtype: str, rows: Rows) -> Found:
 
 
 def of_levels(kind: str, p: float, dtype: str, rows: Rows) -> Found:
-    """The kernels of one of the instruction sets, chosen by the length, in a process of its own."""
-    level = ("baseline", "avx2", "avx512")[rows.x.shape[1] % 3]
+    """The kernels of each instruction set, in processes of their own: all bits are the same."""
     with tempfile.TemporaryDirectory() as directory:
-        source, target = f"{directory}/rows.npz", f"{directory}/found.npz"
+        source = f"{directory}/rows.npz"
         np.savez(source, *rows)
-        command = [sys.executable, __file__, kind, repr(p), dtype, source, target]
-        subprocess.run(command, env=os.environ | {"SPARSETOPK_SIMD": level}, check=True)
-        with np.load(target) as file:
-            *answer, dy = (file[name] for name in file.files)
+        runs = []
+        for level in LEVELS:
+            command = [
+                sys.executable,
+                __file__,
+                kind,
+                repr(p),
+                dtype,
+                source,
+                f"{directory}/{level}.npz",
+            ]
+            runs.append(subprocess.Popen(command, env=os.environ | {"SPARSETOPK_SIMD": level}))
+        if any(run.wait() for run in runs):
+            raise RuntimeError("a process has failed")
+        found = []
+        for level in LEVELS:
+            with np.load(f"{directory}/{level}.npz") as file:
+                found.append([file[name] for name in file.files])
+    for level, other in zip(LEVELS[1:], found[1:], strict=True):
+        for one, two in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(one, two, err_msg=f"{LEVELS[0]} and {level} differ")
+    *answer, dy = found[0]
     return Found(Answer(*answer), dy)
 
 

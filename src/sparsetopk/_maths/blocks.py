@@ -141,25 +141,44 @@ class Blocks(NamedTuple):
         dd = xp.where(self.alone & ~self.pinned, xp.where(moves, lone * inverse, 0.0), held + shift)
         dy = xp.where(self.whole, of_whole, self.slope * dd)
         if self.debias:
-            dy = dy + self.lam * dd
-            dy = dy if dlam is None else dy + self.d * dlam
+            dy = self._debiased(dy, dx, distance, shift, of_whole * self.size)
         return Moved(dy, dd, shift)
+
+    def _debiased(
+        self, dy: Array, dx: Array | None, distance: Array, shift: Array, added: Array | float
+    ) -> Array:
+        """dy + d(lam d), where lam d = x - g: without d dlam, which cancels, and is as large as x where
+        lam is."""
+        xp, (moves, inverse) = self.xp, self._moves
+        held = xp.zeros_like(distance) if dx is None else dx
+        rest = 1.0 - self.phi.curvature(self.u, self.weight)
+        lone = (self.slope + self.lam) * added - self.slope * rest * distance
+        lone = held + xp.where(moves, lone * inverse, dy - distance)
+        return xp.where(self.alone & ~self.pinned, lone, dy + held + self.lam * shift)
 
     def cotangent(self, g: Array) -> Cotangents:
         """The transpose of ``tangent``, for the cotangent g of y."""
         xp, (moves, inverse) = self.xp, self._moves
         of_whole = xp.where(self.whole, g, 0.0)
         of_d = xp.where(self.whole, 0.0, self.slope * g)
-        dlam = xp.zeros_like(g)
+        of_s = of_d
         if self.debias:
-            of_d, dlam = of_d + self.lam * g, self.d * g
+            of_d = of_d + self.lam * g
         in_block = ~self.alone & ~self.pinned
         shift, flat = self.totals([xp.where(in_block, of_d, 0.0), of_whole])
         held = xp.where(self.alone & ~self.pinned, 0.0, of_d)
         held = held - xp.where(in_block, self._share * shift, 0.0)
         lone = xp.where(self.alone & ~self.pinned & moves, of_d * inverse, 0.0)
-        dx = held / xp.clip(self.lam, self.floor, None)
-        dx = dx + self.phi.curvature(self.u, self.weight) * lone
+        floored, curvature = (
+            xp.clip(self.lam, self.floor, None),
+            self.phi.curvature(self.u, self.weight),
+        )
+        dx = held / floored + curvature * lone
         added = lone + xp.where(in_block & moves, shift * inverse, 0.0)
         added = added + xp.where(self.alone, of_whole, flat) / self.size
-        return Cotangents(dx, self.phi.prime(self.u) * added, dlam - self.d * dx)
+        over = -dx  # b g - dx
+        if self.debias:  # the g in it cancels, which leaves no digits where lam is large
+            of_block = (xp.where(in_block, self._share * shift, 0.0) - of_s) / floored
+            of_lone = xp.where(moves, of_s * (1.0 - curvature) * inverse, g)
+            over = xp.where(self.alone & ~self.pinned, of_lone, of_block)
+        return Cotangents(dx, self.phi.prime(self.u) * added, self.d * over)

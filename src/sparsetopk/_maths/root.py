@@ -52,7 +52,8 @@ def increasing_root(
     def step(i: Any, at: Root) -> Root:
         value, newton, size = f(at.x)
         lo, hi = xp.where(value <= 0, at.x, at.lo), xp.where(value >= 0, at.x, at.hi)
-        better = ~at.done & (xp.abs(value) < at.residual)
+        # Of points that are as good, the last is the nearest to the root.
+        better = ~at.done & (xp.abs(value) <= at.residual)
         best = xp.where(better, at.x, at.best)
         residual = xp.where(better, xp.abs(value), at.residual)
 

@@ -116,7 +116,10 @@ class Block:
         alone = curvature * (sums.rho + lam * b) / total if total > 0 else 0.0
         dlam = (mean * sums.rho_t - sums.rho_g_t) / lam
         if sums.size == 1:
-            dlam = sums.g * (sums.rho_t / sums.rho if sums.rho > 0 else 0.0) * (b - alone)
+            t = sums.rho_t / sums.rho if sums.rho > 0 else 0.0
+            # b - alone, in which a large lam would leave no digits of the difference
+            rest = sums.rho * (1.0 - curvature) / total if b > 0 and total > 0 else -alone
+            dlam = sums.g * t * rest
         # v, from sum_B S(t_i) = v (k - whole) with S(t) = t S'(t)/e: precise also where v is tiny
         v = sums.rho_t / (row.exponent * curvature) if curvature > 0 else row.v
         dk = v * mean if 0 < curvature < sums.size else 0.0

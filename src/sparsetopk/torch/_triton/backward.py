@@ -29,7 +29,7 @@ def block_rule(
     size, left, total, of_g, sum_g, mass, pinned, lam, OP: tl.constexpr, DEBIAS: tl.constexpr
 ):
     """From sums over the block, of S', S' g, g and S: the mean that its cotangents lose, whether it is a
-    single entry, the slope of that alone, and dk."""
+    single entry, the slope of that alone, what it leaves of b, and dk."""
     B: tl.constexpr = 1.0 if OP == MAGNITUDE and DEBIAS else 0.0
     curvature = 0.0 * left
     prime = 1.0 + curvature
@@ -46,8 +46,11 @@ def block_rule(
     mean = tl.where((steep > 0) & moves, of_g, 0.0) / steep_or_1
     single = (size == 1) & moves
     alone = tl.where(steep > 0, curvature * ((total + lam * B) / steep_or_1), 0.0)
+    rest = 0.0 - alone  # b - alone, of which a large lam would leave no digits
+    if B == 1.0:
+        rest = total * (1.0 - curvature) / steep_or_1
     dk = tl.where((left > 0) & (left < size.to(left.dtype)), prime * mean, 0.0)
-    return mean, single, alone, dk
+    return mean, single, alone, rest, dk
 
 
 @triton.jit
@@ -73,14 +76,14 @@ def _of_block(
     of_g = tl.sum(rho * g, 1)
     sum_g = tl.sum(g, 1)
     mass = tl.sum(tl.where(inside, y, 0.0), 1)
-    mean, single, alone, dk = block_rule(
+    mean, single, alone, rest, dk = block_rule(
         count_of(inside), left, total, of_g, sum_g, mass, pinned, lam, OP, DEBIAS
     )
     moved = block_moves(rho, g, mean, lam)
     dlam = -tl.sum(tl.where(inside, moved * t, 0.0), 1)
     dx = tl.where(single[:, None], alone[:, None] * g, B * g + moved)
     only_t = tl.sum(tl.where(inside & single[:, None], t, 0.0), 1)
-    dlam = tl.where(single, sum_g * only_t * (B - alone), dlam)
+    dlam = tl.where(single, sum_g * only_t * rest, dlam)
     return dx, dk, dlam
 
 

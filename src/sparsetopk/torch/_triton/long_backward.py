@@ -98,12 +98,11 @@ def _of_row(
     G: tl.constexpr,
 ):  # fmt: skip
     """What all entries of the block share, and dk and dlam, from the sums: in float64."""
-    B: tl.constexpr = 1.0 if OP == MAGNITUDE and DEBIAS else 0.0
     size = found(table_ptr, row, 0, programs, _SUMS, G)
     left = k.to(tl.float64) - found(table_ptr, row, 1, programs, _SUMS, G) + frac.to(tl.float64)
     sum_g = found(table_ptr, row, 4, programs, _SUMS, G)
     pinned = (pivot == 0) & is_even(OP)
-    mean, single, alone, dk = block_rule(
+    mean, single, alone, rest, dk = block_rule(
         size, left, found(table_ptr, row, 2, programs, _SUMS, G),
         found(table_ptr, row, 3, programs, _SUMS, G), sum_g,
         found(table_ptr, row, 5, programs, _SUMS, G), pinned, lam.to(tl.float64), OP, DEBIAS,
@@ -111,7 +110,7 @@ def _of_row(
     moved_t = found(table_ptr, row, 6, programs, _SUMS, G)
     dlam = mean * moved_t - found(table_ptr, row, 7, programs, _SUMS, G)
     only = found(table_ptr, row, 8, programs, _SUMS, G)
-    dlam = tl.where(single, sum_g * only * (B - alone), dlam)
+    dlam = tl.where(single, sum_g * only * rest, dlam)
     dlam += found(table_ptr, row, 9, programs, _SUMS, G)
     crowd = tl.where(pivot == float("inf"), delta, 0.0).to(tl.float64)
     dk += found(table_ptr, row, 10, programs, _SUMS, G) / tl.maximum(crowd, 1.0)

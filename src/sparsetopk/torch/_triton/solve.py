@@ -284,7 +284,7 @@ def _find_delta(
         value, newton, size = _equation(a, pivot, x, k, frac, lam, inv, OP, E)
         lo = tl.where(value <= 0, x, lo)
         hi = tl.where(value >= 0, x, hi)
-        better = ~done & (tl.abs(value) < residual)
+        better = ~done & (tl.abs(value) <= residual)
         best = tl.where(better, x, best)
         residual = tl.where(better, tl.abs(value), residual)
         rounding = eps * tl.maximum(tl.abs(x), unit)
