@@ -127,9 +127,7 @@ MATHS = [
         "shift = -self.totals([self._share * held], linear=True)[0]",
         "shift = self.totals([self._share * held], linear=True)[0]",
     ),
-    Mutation(
-        "sign: the cotangent of lam", "blocks.py", "dlam - self.d * dx)", "dlam + self.d * dx)"
-    ),
+    Mutation("sign: the cotangent of lam", "blocks.py", "self.d * over)", "-self.d * over)"),
     Mutation(
         "bound: how many are fractional",
         "select.py",

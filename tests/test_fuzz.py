@@ -42,7 +42,10 @@ def test_the_oracle_satisfies_the_conditions():
             rows = draw_rows(rng, kind, p, "float64", 40, 7)
             lam = np.clip(rows.lam, 0.1, 2.0)
             rows = rows._replace(x=rng.normal(size=(40, 7)), lam=lam, dlam=rng.normal(size=(40, 1)))
-            bounds = Oracle(kind, p, rows).bounds(1e-6, 0.0)
+            oracle = Oracle(kind, p, rows)
+            bounds = oracle.bounds(1e-6, 0.0)
+            _, *block, _ = oracle.answer(oracle.solve())
+            clear = ~bounds.jumps
             if kind in ("mask", "two-sided"):
                 np.testing.assert_allclose(
                     bounds.answer.y.sum(-1, keepdims=True), rows.k, atol=1e-12
@@ -54,11 +57,16 @@ def test_the_oracle_satisfies_the_conditions():
                     x=rows.x + sign * h * rows.dx,
                     lam=rows.lam + sign * h * rows.dlam,
                 )
-                ends.append(Oracle(kind, p, there).bounds(1e-6, 0.0).answer.y)
+                end = Oracle(kind, p, there)
+                answer, *other, _ = end.answer(end.solve())
+                for one, two in zip(
+                    block, other, strict=True
+                ):  # a step over a kink is no derivative
+                    clear = clear & (one == two).all(-1, keepdims=True)
+                ends.append(answer.y)
             slope = (rows.g * (ends[0] - ends[1])).sum(-1, keepdims=True) / (2 * h)
             want = (bounds.answer.x * rows.dx).sum(-1, keepdims=True)
             want = want + bounds.answer.lam * rows.dlam
-            clear = ~bounds.jumps
             assert clear.mean() > 0.5
             np.testing.assert_allclose(slope[clear], want[clear], rtol=2e-3, atol=2e-4)
 
