@@ -13,7 +13,14 @@ pytest.importorskip("matplotlib")
 
 GALLERY = Path(__file__).parents[1] / "docs" / "gallery"
 SCRIPTS = sorted(GALLERY.glob("plot_*.py"))
-INSTALLED = {"jax", "matplotlib", "numpy", "sparsetopk", "torch"} | sys.stdlib_module_names
+INSTALLED = {
+    "jax",
+    "matplotlib",
+    "numpy",
+    "sklearn",
+    "sparsetopk",
+    "torch",
+} | sys.stdlib_module_names
 
 
 def imported(script: Path) -> set[str]:
@@ -27,8 +34,8 @@ def imported(script: Path) -> set[str]:
     return {name.split(".")[0] for name in found}
 
 
-def test_there_are_eleven_scripts():
-    assert len(SCRIPTS) == 11
+def test_there_are_thirteen_scripts():
+    assert len(SCRIPTS) == 13
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)

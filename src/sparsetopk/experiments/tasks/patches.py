@@ -12,7 +12,7 @@ SIDE, PATCH, DIGIT = 84, 12, 28
 PIECE, PIECES = 8, 8  # pixels on a side of what is no digit, and how many there are
 COARSER = 3  # networks see a third of the resolution, which makes them cheap
 STEPS = 600  # that the classifier is trained for without clutter
-MADE = {"train": 20_000, "validation": 2000, "test": 4000}  # pictures
+MADE = {"train": 20_000, "validation": 2000, "test": 4000}  # pictures, in the full form
 
 
 class Patches(Pictures):
@@ -73,10 +73,12 @@ def without_clutter(data: Data, steps: int) -> dict[str, Tensor]:
     return network.state_dict()
 
 
-def cluttered(data: Data) -> Data:
+def cluttered(data: Data, share: float = 1.0) -> Data:
     """Pictures of 84 x 84 in a third of that resolution, made of each split's own digits."""
     generator = torch.Generator().manual_seed(0)
-    return {split: _draw(*data[split], MADE[split], PIECES, generator) for split in data}
+    return {
+        split: _draw(*data[split], round(share * MADE[split]), PIECES, generator) for split in data
+    }
 
 
 def _draw(

@@ -264,7 +264,9 @@ def load(name: str, options: Options) -> tuple[Make, Data]:
     if name == "patches":
         steps = patches.STEPS if options.full else QUICK_STEPS
         known = _kept(options, "classifier", lambda: patches.without_clutter(data, steps))
-        return partial(patches.Patches, known=known), patches.cluttered(data)
+        return partial(patches.Patches, known=known), patches.cluttered(
+            data, 1.0 if options.full else 0.1
+        )
     return make, data
 
 
