@@ -132,6 +132,7 @@ def _mlp(*sizes: int) -> nn.Sequential:
 class Pixels(Pictures):
     """k pixels for all pictures; their scores are parameters."""
 
+    rates = (0.01, 0.03)
     special = (RAMP,)
 
     def __init__(self, k: int, data: Data, seed: int) -> None:

@@ -71,9 +71,12 @@ class Watched:
         self.rows = 0
 
     def current(self) -> float:
-        if self.is_ramp:  # k is reached in the middle of the steps
-            return max(0.0, 1 - 2 * self.progress)
-        return self.strength * (0.01**self.progress if self.method.annealed else 1.0)
+        """Ramps and annealing end in the middle of the steps, so that what is selected at the end is
+        trained for the other half."""
+        done = min(1.0, 2 * self.progress)
+        if self.is_ramp:
+            return 1 - done
+        return self.strength * (0.01**done if self.method.annealed else 1.0)
 
     def scores(self, scores: Tensor) -> Tensor:
         importance = self.task.importance() if self.is_ramp else None
@@ -172,6 +175,7 @@ def run(name: str, options: Options) -> dict[str, Any]:
     def one(method: str, setting: Setting, seed: int) -> dict[str, Any]:
         known = {"method": method, "rate": setting.rate, "strength": setting.strength}
         known |= {"seed": seed, "steps": steps, "full": options.full}
+        known |= {"annealed over": 0.5} if METHODS[method].annealed else {}
         file = f"{_file(method)} {setting.rate:.3g} {setting.strength:.3g} {seed}"
         return book.run(file, known, lambda _: train(make, method, setting, seed, data, steps))
 
