@@ -12,7 +12,7 @@ SIDE, PATCH, DIGIT = 84, 12, 28
 PIECE, PIECES = 8, 8  # pixels on a side of what is no digit, and how many there are
 COARSER = 3  # networks see a third of the resolution, which makes them cheap
 STEPS = 600  # that the classifier is trained for without clutter
-MADE = {"train": 20_000, "validation": 2000, "test": 4000}  # pictures, in the full form
+MADE = {"train": 20_000, "validation": 2000, "test": 2000}  # pictures, in the full form
 
 
 class Patches(Pictures):
