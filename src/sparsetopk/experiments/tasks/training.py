@@ -165,63 +165,83 @@ def beyond(tried: list[Setting], best: Setting, strengths: bool) -> list[Setting
     return []
 
 
-def run(name: str, options: Options) -> dict[str, Any]:
-    """All methods on a task, in ``<out>/task-<name>/result.json``."""
-    book, (make, data) = Book(options, f"task-{name}"), load(name, options)
-    seeds = options.seeds or (SEEDS if options.full else 1)
-    example = make(data, 0)
-    steps = example.steps if options.full else QUICK_STEPS
+class Trials:
+    """The runs of a task, each in a file of its own."""
 
-    def one(method: str, setting: Setting, seed: int) -> dict[str, Any]:
+    def __init__(self, name: str, options: Options) -> None:
+        self.options, self.book = options, Book(options, f"task-{name}")
+        self.make, self.data = load(name, options)
+        self.example = self.make(self.data, 0)
+        self.seeds = options.seeds or (SEEDS if options.full else 1)
+        self.steps = self.example.steps if options.full else QUICK_STEPS
+
+    def one(self, method: str, setting: Setting, seed: int) -> dict[str, Any]:
         known = {"method": method, "rate": setting.rate, "strength": setting.strength}
-        known |= {"seed": seed, "steps": steps, "full": options.full}
+        known |= {"seed": seed, "steps": self.steps, "full": self.options.full}
         known |= {"annealed over": 0.5} if METHODS[method].annealed else {}
         file = f"{_file(method)} {setting.rate:.3g} {setting.strength:.3g} {seed}"
-        return book.run(file, known, lambda _: train(make, method, setting, seed, data, steps))
+        return self.book.run(
+            file,
+            known,
+            lambda _: train(self.make, method, setting, seed, self.data, self.steps),
+        )
 
-    def tested(method: str, setting: Setting, validation: float) -> dict[str, Any]:
-        runs = [one(method, setting, seed) for seed in range(seeds)]
+    def validated(self, method: str, settings: list[Setting]) -> dict[Setting, float]:
+        return {s: self.one(method, s, CHOOSING)["quality"] for s in settings}
+
+    def tested(self, method: str, setting: Setting) -> dict[str, Any]:
+        runs = [self.one(method, setting, seed) for seed in range(self.seeds)]
         return {
             "rate": setting.rate,
             "strength": setting.strength if METHODS[method].strengths else None,
-            "validation": validation,
+            "validation": self.one(method, setting, CHOOSING)["quality"],
             **{key: [r[key] for r in runs] for key in runs[0]},
         }
 
-    results: dict[str, Any] = {}
-    for method, described in METHODS.items():
-        if described.special and method not in example.special:
-            continue
-        settings = first_settings(example, described.strengths)
-        settings = settings if options.full else settings[2:3]
-        tried = {s: one(method, s, CHOOSING)["quality"] for s in settings}
+    def of(self, method: str) -> dict[str, Any]:
+        """A method with the setting that is best for it."""
+        strengths = METHODS[method].strengths
+        settings = first_settings(self.example, strengths)
+        tried = self.validated(method, settings if self.options.full else settings[2:3])
+        for _ in range(2 if self.options.full else 0):
+            tried |= self.validated(method, beyond(list(tried), _best(tried), strengths))
         best = _best(tried)
-        for _ in range(2 if options.full else 0):
-            more = beyond(list(tried), best, described.strengths)
-            tried |= {s: one(method, s, CHOOSING)["quality"] for s in more}
-            best = _best(tried)
-        results[method] = {
+        return {
             "settings": len(tried),
-            "at the edge": bool(options.full and beyond(list(tried), best, described.strengths)),
-            **tested(method, best, tried[best]),
+            "at the edge": bool(self.options.full and beyond(list(tried), best, strengths)),
+            **self.tested(method, best),
         }
-    forms = [(form, Setting(rate, 1.0)) for form in example.ours for rate in example.rates]
-    of_forms = {form: one(*form, CHOOSING)["quality"] for form in forms}
-    form, setting = _best(of_forms)
-    ours = tested(form, setting, of_forms[form, setting])
-    ours |= {"form": form, "settings": len(forms)}
-    costs = book.run(
-        "cost",
-        {"methods": list(results)},
-        lambda _: cost(make, data, list(results), 20 if options.full else 3),
-    )
-    return book.finish(
-        {"seeds": seeds, "steps": steps}, {"methods": results, "ours": ours, "cost": costs}
-    )
+
+    def ours(self) -> dict[str, Any]:
+        """The best of six settings of three forms of ours."""
+        settings = [Setting(rate, 1.0) for rate in self.example.rates]
+        tried = {
+            (form, setting): quality
+            for form in self.example.ours
+            for setting, quality in self.validated(form, settings).items()
+        }
+        form, setting = _best(tried)
+        return {"form": form, "settings": len(tried), **self.tested(form, setting)}
 
 
 def _best(tried: dict[Any, float]) -> Any:
     return max(tried, key=lambda setting: tried[setting])
+
+
+def run(name: str, options: Options) -> dict[str, Any]:
+    """All methods on a task, in ``<out>/task-<name>/result.json``."""
+    trials = Trials(name, options)
+    names = [m for m in METHODS if not METHODS[m].special or m in trials.example.special]
+    methods = {method: trials.of(method) for method in names}
+    ours = trials.ours()
+    rounds = 20 if options.full else 3
+    costs = trials.book.run(
+        "cost", {"methods": names}, lambda _: cost(trials.make, trials.data, names, rounds)
+    )
+    return trials.book.finish(
+        {"seeds": trials.seeds, "steps": trials.steps},
+        {"methods": methods, "ours": ours, "cost": costs},
+    )
 
 
 def cost(make: Make, data: Data, methods: list[str], rounds: int) -> dict[str, Any]:
