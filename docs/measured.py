@@ -233,6 +233,7 @@ def of_scale(content):
 # -------------------------------------------------------------------------------------------- tasks
 
 TIMING = "; other work shared the cores"
+ANNEALED = {1.0: " Annealing went on to the last step here, and not to the middle."}
 WHY = {}  # why a rival is better, where it is
 
 WHICH = """# Which top-k for which task
@@ -276,7 +277,8 @@ def tasks():
         draw_task(name, found[name]["results"]["methods"])
         settings = found[name]["settings"]
         parts += [
-            f"{page.verdict(found[name])} {settings['seeds']} seeds, {settings['steps']} steps.",
+            f"{page.verdict(found[name])} {settings['seeds']} seeds, {settings['steps']} steps."
+            + ANNEALED.get(settings["annealed over"], ""),
             *([WHY[name]] if name in WHY else []),
             f"![Quality of the methods](task-{name}.svg)",
             table(page.rows(found[name])),

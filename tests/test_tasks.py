@@ -49,6 +49,17 @@ def test_counts_are_those_of_masks_and_gradients():
     assert watched.off < 1e-6
 
 
+def test_ramps_and_annealing_end_in_the_middle():
+    for name, start, end in ((RAMP, 1.0, 0.0), ("LapSum", 3.0, 0.03), ("hard", 3.0, 3.0)):
+        watched, seen = Watched(name, Indexer(30, {}, 0), 3.0), []
+        for watched.progress in (0.0, 0.25, 0.5, 0.9):
+            seen.append(watched.current())
+        assert seen[0] == start
+        assert seen[2:] == pytest.approx([end, end])
+        assert start >= seen[1] >= end
+        assert (seen[1] == start) == (name == "hard")
+
+
 def test_as_many_settings_for_all_and_more_at_an_edge():
     task = Indexer(30, {}, 0)
     for strengths in (True, False):
@@ -165,7 +176,7 @@ def test_a_task_goes_on_where_it_was(name, tmp_path, capsys, monkeypatch):
     first = capsys.readouterr().out
     assert "Best: " in first
     content = json.loads((tmp_path / f"task-{name}" / "result.json").read_text())
-    assert content["settings"] == {"seeds": 1, "steps": 2}
+    assert content["settings"] == {"seeds": 1, "steps": 2, "annealed over": 0.5}
     assert ("hard ramp" in content["results"]["methods"]) == (name == "pixels-20")
     assert ("cross-entropy" in content["results"]["methods"]) == (name == "top-5")
     assert content["results"]["ours"]["settings"] == 6

@@ -21,7 +21,7 @@ class Patches(Pictures):
 
     K = 9  # as many as a digit covers where it lies best
     BATCH = 32
-    steps = 150
+    steps = 100
 
     def __init__(self, data: Data, seed: int, known: dict[str, Tensor] | None = None) -> None:
         super().__init__(data)
@@ -49,11 +49,11 @@ def classifier() -> nn.Sequential:
         nn.ReLU(),
         nn.Conv2d(16, 32, 4, stride=2, padding=1),
         nn.ReLU(),
-        nn.Conv2d(32, 64, 3, padding=1),
+        nn.Conv2d(32, 32, 3, padding=1),
         nn.ReLU(),
         nn.AdaptiveMaxPool2d(1),
         nn.Flatten(),
-        nn.Linear(64, 10),
+        nn.Linear(32, 10),
     )
 
 

@@ -49,6 +49,7 @@ MAKE: dict[str, Make] = {
 }
 STRENGTHS = (0.3, 1.0, 3.0)
 FACTOR = 10**0.5
+ANNEALED_OVER = 0.5  # of the steps
 SEEDS = 5
 CHOOSING = -1  # the seed of runs that settings are chosen by, on validation data
 QUICK_STEPS = 40
@@ -73,7 +74,7 @@ class Watched:
     def current(self) -> float:
         """Ramps and annealing end in the middle of the steps, so that what is selected at the end is
         trained for the other half."""
-        done = min(1.0, 2 * self.progress)
+        done = min(1.0, self.progress / ANNEALED_OVER)
         if self.is_ramp:
             return 1 - done
         return self.strength * (0.01**done if self.method.annealed else 1.0)
@@ -178,7 +179,7 @@ class Trials:
     def one(self, method: str, setting: Setting, seed: int) -> dict[str, Any]:
         known = {"method": method, "rate": setting.rate, "strength": setting.strength}
         known |= {"seed": seed, "steps": self.steps, "full": self.options.full}
-        known |= {"annealed over": 0.5} if METHODS[method].annealed else {}
+        known |= {"annealed over": ANNEALED_OVER} if METHODS[method].annealed else {}
         file = f"{_file(method)} {setting.rate:.3g} {setting.strength:.3g} {seed}"
         return self.book.run(
             file,
@@ -239,7 +240,7 @@ def run(name: str, options: Options) -> dict[str, Any]:
         "cost", {"methods": names}, lambda _: cost(trials.make, trials.data, names, rounds)
     )
     return trials.book.finish(
-        {"seeds": trials.seeds, "steps": trials.steps},
+        {"seeds": trials.seeds, "steps": trials.steps, "annealed over": ANNEALED_OVER},
         {"methods": methods, "ours": ours, "cost": costs},
     )
 
