@@ -233,7 +233,10 @@ def of_scale(content):
 # -------------------------------------------------------------------------------------------- tasks
 
 TIMING = "; other work shared the cores"
-ANNEALED = {1.0: " Annealing went on to the last step here, and not to the middle."}
+ANNEALED = {
+    1.0: " Annealing went on to the last step here, and not to the middle.",
+    None: " Nothing was annealed: a loss is not to become hard.",
+}
 WHY = {}  # why a rival is better, where it is
 
 WHICH = """# Which top-k for which task

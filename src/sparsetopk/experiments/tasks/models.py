@@ -26,6 +26,7 @@ Data: TypeAlias = dict[str, tuple[Tensor, Tensor]]  # pictures (m, pixels) and l
 class Task(nn.Module):
     steps = 200
     rates: tuple[float, ...] = (0.003, 0.01)  # of Adam
+    annealed_over: float | None = 0.5  # of the steps
     special: tuple[str, ...] = ()
     ours: tuple[str, ...] = THREE  # the forms of ours that six settings are for
     loss: Callable[[Select, torch.Generator], Tensor]

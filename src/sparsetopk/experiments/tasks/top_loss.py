@@ -39,6 +39,7 @@ GROUPS = (
 class TopLoss(Task):
     BATCH = 128
     rates = (0.001, 0.003)
+    annealed_over = None  # a loss is not to become hard
     special = (CROSS_ENTROPY, SMOOTHED, LOSS_2, LOSS_4_3, LOSS_TWO_SIDED)
     ours = (LOSS_2, LOSS_4_3, LOSS_TWO_SIDED)
 

@@ -49,7 +49,6 @@ MAKE: dict[str, Make] = {
 }
 STRENGTHS = (0.3, 1.0, 3.0)
 FACTOR = 10**0.5
-ANNEALED_OVER = 0.5  # of the steps
 SEEDS = 5
 CHOOSING = -1  # the seed of runs that settings are chosen by, on validation data
 QUICK_STEPS = 40
@@ -74,7 +73,8 @@ class Watched:
     def current(self) -> float:
         """Ramps and annealing end in the middle of the steps, so that what is selected at the end is
         trained for the other half."""
-        done = min(1.0, self.progress / ANNEALED_OVER)
+        over = self.task.annealed_over
+        done = min(1.0, self.progress / over) if over else 0.0
         if self.is_ramp:
             return 1 - done
         return self.strength * (0.01**done if self.method.annealed else 1.0)
@@ -179,7 +179,8 @@ class Trials:
     def one(self, method: str, setting: Setting, seed: int) -> dict[str, Any]:
         known = {"method": method, "rate": setting.rate, "strength": setting.strength}
         known |= {"seed": seed, "steps": self.steps, "full": self.options.full}
-        known |= {"annealed over": ANNEALED_OVER} if METHODS[method].annealed else {}
+        if METHODS[method].annealed:
+            known["annealed over"] = self.example.annealed_over
         file = f"{_file(method)} {setting.rate:.3g} {setting.strength:.3g} {seed}"
         return self.book.run(
             file,
@@ -240,7 +241,11 @@ def run(name: str, options: Options) -> dict[str, Any]:
         "cost", {"methods": names}, lambda _: cost(trials.make, trials.data, names, rounds)
     )
     return trials.book.finish(
-        {"seeds": trials.seeds, "steps": trials.steps, "annealed over": ANNEALED_OVER},
+        {
+            "seeds": trials.seeds,
+            "steps": trials.steps,
+            "annealed over": trials.example.annealed_over,
+        },
         {"methods": methods, "ours": ours, "cost": costs},
     )
 
