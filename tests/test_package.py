@@ -101,12 +101,24 @@ def modules():
     return [name for name in names if not name.endswith("_native")]
 
 
+# What a part of the package needs beside its framework.
+NEEDS = {
+    "sparsetopk.experiments.": ("tqdm", None),
+    "sparsetopk.jax.optax": ("optax", None),
+    "sparsetopk.sklearn": ("sklearn", "1.6"),
+    "sparsetopk.torch._triton.": ("triton", "3.5"),
+    "sparsetopk.torch.huggingface": ("transformers", None),
+    "sparsetopk.torch.lightning": ("lightning", None),
+}
+
+
 @pytest.mark.parametrize("name", modules())
 def test_docstring_examples(name):
     if name.startswith("sparsetopk.torch"):
         pytest.importorskip("torch")
-    if name == "sparsetopk.sklearn":
-        pytest.importorskip("sklearn", minversion="1.6")
+    for start, (needed, version) in NEEDS.items():
+        if name.startswith(start):
+            pytest.importorskip(needed, minversion=version)
     default = contextlib.nullcontext()
     if name.startswith("sparsetopk.jax"):  # other tests turn float64 on
         default = pytest.importorskip("jax").enable_x64(False)

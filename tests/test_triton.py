@@ -10,7 +10,7 @@ from cases import CASES, INPUTS
 from test_batches import KINDS, PS, Batch, batch, function, options
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.5")
 st = pytest.importorskip("sparsetopk.torch")
 
 from functorch.compile import make_boxed_func

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.5")
 st = pytest.importorskip("sparsetopk.torch")
 
 import triton

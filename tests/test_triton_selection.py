@@ -8,7 +8,7 @@ import pytest
 from test_batches import rows
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.5")
 st = pytest.importorskip("sparsetopk.torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode

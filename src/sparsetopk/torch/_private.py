@@ -59,6 +59,14 @@ def find(name: str) -> Any:
 ) = map(find, NAMES)
 
 
+def is_exporting() -> bool:
+    """Whether torch.export is at work. Before torch 2.7, which has a public name for it, the flag
+    of being compiled was raised by that alone."""
+    if hasattr(torch.compiler, "is_exporting"):
+        return torch.compiler.is_exporting()
+    return torch.compiler._is_compiling_flag
+
+
 def in_forward_mode() -> bool:
     """Whether a level of forward-mode differentiation is open."""
     return forward_ad._current_level >= 0

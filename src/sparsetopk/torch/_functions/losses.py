@@ -136,7 +136,7 @@ def topk_loss(
 def _rows_of(logits: Tensor, dim: int) -> Rows:
     """The logits as rows; under autocast in float32, as those of other losses are."""
     rows = Rows.of("logits", logits, dim)
-    if _is_autocast(logits.device.type) and logits.dtype != torch.float64:
+    if _is_autocast(logits) and logits.dtype != torch.float64:
         return Rows(rows.name, logits.float(), rows.dim)
     return rows
 
@@ -193,9 +193,9 @@ def _call(
     return Call(rows.dim, t, k, lam, operator, completion, ignored, added, weights, asked.reduction)
 
 
-def _is_autocast(device: str) -> bool:
-    """Tensors without numbers are on a device that autocast does not know."""
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+def _is_autocast(x: Tensor) -> bool:
+    """Whether autocast is on for the device of x; it does not know that of tensors without numbers."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def _targets(targets: object, rows: Rows) -> Tensor:

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .._functions.operators import topk_mag
 from .._functions.selection import choose_lam
 from .._fused.kernels import place
-from .._private import without_compiler
+from .._private import is_exporting, without_compiler
 from .._rows.arguments import Number, is_plain
 from .._spread.multi import topk_mag_multi
 from .schedules import ChooseLam, KeepSchedule, Schedule
@@ -215,7 +215,7 @@ class Group:
 def _in_graph() -> bool:
     """Whether numbers are inputs of a graph, so that it holds for others too: an exported one does not
     see them change."""
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return torch.compiler.is_compiling() and not is_exporting()
 
 
 def _laid_out(y: Tensor, w: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..._maths.operator import Count, Operator
 from ..._maths.response import hard_mask, hard_output
-from .._private import is_tracing
+from .._private import is_exporting, is_tracing
 from .._solvers.vectorized import split
 from .arguments import Number, Rows
 from .differentiable import local_sums
@@ -23,7 +23,7 @@ _xp: Any = LOOKS_NEVER
 def is_leaving() -> bool:
     """Whether a graph is made that is to run elsewhere: exported, or traced by TorchScript."""
     if torch.compiler.is_compiling():
-        return torch.compiler.is_exporting()
+        return is_exporting()
     return is_tracing()
 
 

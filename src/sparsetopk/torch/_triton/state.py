@@ -20,7 +20,8 @@ Number = float | Tensor
 # A schema has no place for a number or a tensor: each is a tensor or None, with a number beside it.
 NUMBERS = "Tensor? k, float k_number, Tensor? lam, float lam_number"
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
+# The kernels need Triton 3.5, which comes with torch 2.9; an older torch has an older one.
+_HAS_TRITON = importlib.util.find_spec("triton") is not None and torch.__version__ >= (2, 9)
 _library = torch.library.Library("sparsetopk", "FRAGMENT")
 _library.define("rows_state(Tensor x, Tensor k, Tensor lam, int op, float exponent) -> Tensor")
 
