@@ -59,12 +59,13 @@ def find(name: str) -> Any:
 ) = map(find, NAMES)
 
 
+#: Whether torch tells an export from other compilations, as it does from 2.7 on.
+KNOWS_EXPORTS = hasattr(torch.compiler, "is_exporting")
+
+
 def is_exporting() -> bool:
-    """Whether torch.export is at work. Before torch 2.7, which has a public name for it, the flag
-    of being compiled was raised by that alone."""
-    if hasattr(torch.compiler, "is_exporting"):
-        return torch.compiler.is_exporting()
-    return torch.compiler._is_compiling_flag
+    """Whether torch.export is known to be at work."""
+    return KNOWS_EXPORTS and torch.compiler.is_exporting()
 
 
 def in_forward_mode() -> bool:

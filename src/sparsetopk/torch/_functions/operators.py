@@ -74,7 +74,8 @@ def _operator(x: Tensor, call: _Call, straight_through: bool, largest: bool = Tr
         return 0.0 - y if call.times_x else y
     y = _by_route(x, call)
     if straight_through:
-        hard = _by_route(x, _Call(call.k, 0.0, *call[2:6])).detach()
+        hard_call = _Call(call.k, 0.0, call.operator, call.dim, call.group, call.times_x)
+        hard = _by_route(x, hard_call).detach()
         y = torch.where(hard.isinf(), hard, hard + (y - y.detach()))  # also beside infinities
     return y
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..._maths.operator import Count, Operator
 from ..._maths.response import hard_mask, hard_output
-from .._private import is_exporting, is_tracing
+from .._private import KNOWS_EXPORTS, is_exporting, is_tracing
 from .._solvers.vectorized import split
 from .arguments import Number, Rows
 from .differentiable import local_sums
@@ -21,9 +21,9 @@ _xp: Any = LOOKS_NEVER
 
 
 def is_leaving() -> bool:
-    """Whether a graph is made that is to run elsewhere: exported, or traced by TorchScript."""
+    """Whether a graph is made that is to run elsewhere, or may be: exported, or traced by TorchScript."""
     if torch.compiler.is_compiling():
-        return is_exporting()
+        return is_exporting() or not KNOWS_EXPORTS
     return is_tracing()
 
 

@@ -29,7 +29,10 @@ class Namespace:
     broadcast_arrays = staticmethod(torch.broadcast_tensors)
     clip = staticmethod(torch.clip)
     exp = staticmethod(torch.exp)
-    finfo = staticmethod(torch.finfo)
+    @staticmethod
+    def finfo(dtype: torch.dtype) -> torch.finfo:
+        return torch.finfo(dtype)  # which older compilers know by this name alone
+
     floor = staticmethod(torch.floor)
     full_like = staticmethod(torch.full_like)
     hypot = staticmethod(torch.hypot)
