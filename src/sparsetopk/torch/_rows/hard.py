@@ -21,7 +21,7 @@ _xp: Any = LOOKS_NEVER
 
 
 def is_leaving() -> bool:
-    """Whether a graph is made that is to run elsewhere, or may be: exported, or traced by TorchScript."""
+    """Whether a graph is made that may run elsewhere: exported, or traced by TorchScript."""
     if torch.compiler.is_compiling():
         return is_exporting() or not KNOWS_EXPORTS
     return is_tracing()

@@ -29,6 +29,7 @@ class Namespace:
     broadcast_arrays = staticmethod(torch.broadcast_tensors)
     clip = staticmethod(torch.clip)
     exp = staticmethod(torch.exp)
+
     @staticmethod
     def finfo(dtype: torch.dtype) -> torch.finfo:
         return torch.finfo(dtype)  # which older compilers know by this name alone
