@@ -21,7 +21,7 @@ Number = float | Tensor
 NUMBERS = "Tensor? k, float k_number, Tensor? lam, float lam_number"
 
 # The kernels need Triton 3.5, which comes with torch 2.9; an older torch has an older one.
-_HAS_TRITON = importlib.util.find_spec("triton") is not None and torch.__version__ >= (2, 9)
+_HAS_TRITON = importlib.util.find_spec("triton") is not None and torch.__version__ >= "2.9"
 _library = torch.library.Library("sparsetopk", "FRAGMENT")
 _library.define("rows_state(Tensor x, Tensor k, Tensor lam, int op, float exponent) -> Tensor")
 
