@@ -227,3 +227,32 @@ def test_operators_have_shapes_and_derivatives():
     torch.library.opcheck(torch.ops.sparsetopk.slots.default, (x, 2, 0))
     h = lambda x: torch.ops.sparsetopk.slots(x, 5, 1)[::2]  # noqa: E731
     assert torch.autograd.gradcheck(h, (x,))
+
+
+AGAIN = {
+    "mask": lambda x: st.topk_mask(x, 2, 0.5),
+    "topk": lambda x: st.topk(x, 2, 0.5),
+    "select": lambda x: st.topk_select(x, 2, 0.5, capacity=4).values,
+    "loss": lambda x: st.topk_loss(x, LABELS[:3], 3),
+    "rank": lambda x: st.soft_rank(x, 2.0),
+    "sort": lambda x: st.soft_sort(x, 2.0),
+}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_exported_operators_have_the_derivatives_of_eager_ones(name):
+    """To the second order, and in float64 to its last digits."""
+
+    class Call(nn.Module):
+        def forward(self, x):
+            return AGAIN[name](x)
+
+    x = gaussian(3, 5, dtype=torch.float64)
+    exported = torch.export.export(Call(), (x,)).module()
+    found = []
+    for f in (AGAIN[name], exported):
+        live = x.clone().requires_grad_()
+        first = torch.autograd.grad((f(live) ** 3).sum(), live, create_graph=True)[0]
+        second = torch.autograd.grad((first * x.cos()).sum(), live)[0]
+        found.append((first.detach(), second))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)

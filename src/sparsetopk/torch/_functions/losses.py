@@ -309,7 +309,8 @@ def _loss(x: Tensor, t: Tensor, *asked: Any) -> tuple[Tensor, Tensor, Tensor]:
     rows, call = _asked_again(x, t, *asked)
     loss, factor, residual = fused_loss.forward(x, call)
     factors = torch.empty(len(call.t), dtype=torch.float64, device="cpu")
-    return _in_shape(rows, loss, call.reduction), residual, factors.copy_(torch.as_tensor(factor))
+    factors = factors.copy_(factor) if isinstance(factor, Tensor) else factors.fill_(factor)
+    return _in_shape(rows, loss, call.reduction), residual, factors
 
 
 def _loss_shapes(x: Tensor, t: Tensor, *asked: Any) -> tuple[Tensor, Tensor, Tensor]:

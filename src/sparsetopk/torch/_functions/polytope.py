@@ -31,6 +31,7 @@ from .._fused import isotonic as fused_isotonic
 from .._fused import traced
 from .._fused.kernels import check_not_onnx
 from .._fused.registered import register
+from .._fused.rows import cotangents
 from .._rows.arguments import (
     Dim,
     Number,
@@ -401,7 +402,14 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _derivative(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     x, lam = ctx.saved_tensors
-    dx, dlam = torch.ops.sparsetopk.ordered_backward(x, g, lam, *ctx.rest)
+    if torch.is_grad_enabled():  # it is differentiated again, which the operator cannot be
+
+        def live(x: Tensor, lam: Any) -> Tensor:
+            return _ordered_again(x, lam, *ctx.rest)
+
+        dx, dlam = cotangents(live, (x, lam), g, ctx.needs_input_grad[:2])
+    else:
+        dx, dlam = torch.ops.sparsetopk.ordered_backward(x, g, lam, *ctx.rest)
     return dx, None if lam is None else dlam, *[None] * len(ctx.rest)
 
 
