@@ -98,6 +98,19 @@ def test_defaults_of_torch_change_nothing(f, context):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+def test_modules_under_another_default_device():
+    """In their first steps they look at lam, or move it."""
+    modules = [
+        st.nn.TopKMask(3, 0.5),
+        st.nn.TokenSelector(k=3, dim=8, lam=0.5),
+        st.nn.TopKMask(3, st.nn.RunningLam(target=4)),
+    ]
+    x = gaussian(40, 30, 8)
+    for module in modules:
+        with torch.device("meta"):
+            module(x)
+
+
 class Dtype:
     def __init__(self, dtype):
         self.dtype, self.before = dtype, torch.get_default_dtype()

@@ -96,7 +96,7 @@ class RunningLam(_Exact):
             count, rows = shared.sum(torch.stack([count, torch.full_like(count, rows)])).tolist()
         if rows:
             # Where none competes, lam grows by a factor that does not depend on how many rows there are.
-            mean = torch.as_tensor(count / rows).clamp(min=0.1)
+            mean = (torch.zeros_like(self.log_lam) + count / rows).clamp(min=0.1)
             move = self.rate * (self.current_target / mean).log()
             self.log_lam.copy_(self.log_lam + move)
         self.step.add_(1)
@@ -184,7 +184,9 @@ class HardenedModule(Module):
         lam = self.current_lam
         with torch.no_grad():
             seen = competing()
-            if not is_plain(seen, lam) or not bool(torch.as_tensor(lam).min() > 0):
+            if not is_plain(seen, lam) or not bool(
+                torch.as_tensor(lam, device=seen.device).min() > 0
+            ):
                 return
             self._looked = True
             share = seen.double().mean().item()
