@@ -3,6 +3,7 @@ over shards, over many tensors, and in compiled graphs; against the same float64
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -114,6 +115,79 @@ def test_shards_of_jax(kind, p):
     found = jax.jit(jax.vmap(both, axis_name="shard"))(cut(at.x), cut(at.g))
     found = (np.asarray(v, np.float64).swapaxes(0, 1).reshape(at.x.shape) for v in found)
     assert_close(tuple(found), kind, p, 33, EPS32)
+
+
+@every_p
+@pytest.mark.parametrize("kind", ["magnitude", "debiased"])
+@pytest.mark.parametrize("way", ["as they are", "over shards"])
+def test_many_arrays_of_jax(kind, p, way):
+    """Rows are an axis of ``vmap``: of calls in which nothing is put together, and of calls over shards,
+    with the collectives of a mesh."""
+    jax = pytest.importorskip("jax")
+    st = pytest.importorskip("sparsetopk.jax")
+    from sparsetopk.jax._functions import multi
+
+    at, ends = batch(kind, p, 33), (2, 2, 7)
+    jnp, debias = jax.numpy, kind == "debiased"
+
+    def of_row(x, k, lam):
+        parts = jnp.split(x, ends)
+        if way == "over shards":
+            found = st.topk_mag_multi(parts, k, lam, p=p, debias=debias, axis_name="shard")
+        else:
+            setting = multi._Setting(Operator(MAGNITUDE, exponent(p), debias), None, ())
+            found = multi._evaluate(tuple(parts), k, lam, setting)
+        return jnp.concatenate(found)
+
+    def both(x, k, lam, g):
+        y, pull = jax.vjp(lambda x: of_row(x, k, lam), x)
+        return y, pull(g)[0]
+
+    f, given = both, [jnp.asarray(v, np.float32) for v in at]
+    if way == "over shards":
+        f = jax.vmap(both, in_axes=(0, None, None, 0), axis_name="shard")
+        given = [v.reshape(len(v), 3, -1) if v.shape[-1] > 1 else v for v in given]
+    k, lam = (v[:, 0] for v in given[1:3])
+    found = jax.jit(jax.vmap(f))(given[0], k, lam, given[3])
+    found = (np.asarray(v, np.float64).reshape(at.x.shape) for v in found)
+    assert_close(tuple(found), kind, p, 33, EPS32)
+
+
+@every_p
+@every_kind
+@pytest.mark.parametrize("way", ["core", "XLA operations"])
+def test_where_largest_and_axes_of_jax(kind, p, way):
+    """The rows as (3, 11), with a column of what must not matter that is no candidate; masks of the
+    smallest of -x."""
+    jax = pytest.importorskip("jax")
+    st = pytest.importorskip("sparsetopk.jax")
+    from jax_ways import in_xla_operations
+
+    at, jnp = batch(kind, p, 33), jax.numpy
+    smallest = kind in ("mask", "two-sided")
+    others = {"largest": False} if smallest else {}
+
+    def wide(v, fill):
+        v = v.reshape(-1, 3, 11)
+        return jnp.asarray(np.insert(v, 4, fill, axis=2), np.float32)
+
+    x, g = wide(-at.x if smallest else at.x, np.nan), wide(at.g, 1.0)
+    where = jnp.arange(12) != 4
+
+    def both(x, k, lam, g):
+        f = lambda x: function(st, kind)(  # noqa: E731
+            x, k, lam, axis=(1, 2), where=where, **others, **options(kind, p)
+        )
+        y, pull = jax.vjp(f, x)
+        return y, pull(g)[0]
+
+    k, lam = (jnp.asarray(v, np.float32)[..., None] for v in (at.k, at.lam))
+    with contextlib.nullcontext() if way == "core" else in_xla_operations():
+        y, dx = (np.asarray(v, np.float64) for v in jax.jit(both)(x, k, lam, g))
+    assert not y[..., 4].any()
+    assert not dx[..., 4].any()
+    y, dx = (np.delete(v, 4, axis=2).reshape(at.x.shape) for v in (y, dx))
+    assert_close((y, -dx if smallest else dx), kind, p, 33, EPS32)
 
 
 @every_p
