@@ -84,6 +84,11 @@ def test_only_what_a_platform_uses_is_traced():
         assert "sparsetopk" not in texts[platform]
 
 
+def test_the_search_for_lam_is_traced_once():
+    traced = jax.make_jaxpr(lambda x: st.choose_lam(x, 5))(jnp.asarray(X))
+    assert str(traced).count("\n") < 500  # 863 with a loop for each of its phases
+
+
 @pytest.mark.skipif(not ffi.available(), reason="the core was built without the headers of XLA")
 def test_the_compiled_backward_is_that_of_xla_operations(monkeypatch):
     """In x, k and lam, for every operator, with rows that are hard, empty, full and NaN."""

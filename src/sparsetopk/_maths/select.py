@@ -119,40 +119,48 @@ def _scale(xp: Any, window: Window, operator: Operator) -> Array:
     return xp.clip(xp.where(distance > 0, distance, 1.0), least, 1.0 / least)
 
 
-class _Walk(NamedTuple):
+class _Search(NamedTuple):
     lam: Array
     found: Array  # the last lam that was enough
     missed: Array  # the last that was not
-    done: Array
+    has_found: Array
+    has_missed: Array
+    steps: Array  # that were taken to find or miss the first; minus those between the two
 
 
 def _smallest(xp: Any, enough: Callable[[Array], Array], scale: Array) -> Array:
-    """The smallest lam for which ``enough`` holds, row by row; ``scale`` where none was found."""
+    """The smallest lam for which ``enough`` holds, row by row; ``scale`` where none was found.
+
+    A row goes up until it is enough, or down until it is not, and then halves what is between. All of
+    it is one loop, so that a program has ``enough`` once.
+    """
     least = least_lam(xp, scale.dtype)
 
-    def walk(found: Array, missed: Array, factor: float, until: bool) -> tuple[Array, Array]:
-        """Up until it is enough, or down until it is not."""
+    def is_busy(at: _Search) -> Array:
+        between = at.has_found & at.has_missed
+        return xp.where(between, at.steps > -BISECTIONS, at.steps < STEPS)
 
-        def step(_: Any, at: _Walk) -> _Walk:
-            holds = enough(at.lam)
-            found, missed = xp.where(holds, at.lam, at.found), xp.where(holds, at.missed, at.lam)
-            done = holds if until else ~holds
-            further = xp.clip(at.lam * factor, least, 1.0 / least)
-            return _Walk(xp.where(done, at.lam, further), found, missed, done)
+    def step(_: Any, at: _Search) -> _Search:
+        busy, holds = is_busy(at), enough(at.lam)
+        found = xp.where(busy & holds, at.lam, at.found)
+        missed = xp.where(busy & ~holds, at.lam, at.missed)
+        was_between = at.has_found & at.has_missed
+        has_found, has_missed = at.has_found | (busy & holds), at.has_missed | (busy & ~holds)
+        between = has_found & has_missed
+        steps = xp.where(was_between, at.steps - 1, xp.where(between, 0, at.steps + 1))
+        middle = xp.exp((xp.log(found) + xp.log(missed)) / 2)
+        further = xp.clip(at.lam * xp.where(holds, 1.0 / STEP, STEP), least, 1.0 / least)
+        lam = xp.where(between, middle, further)
+        return _Search(
+            xp.where(busy, lam, at.lam),
+            found,
+            missed,
+            has_found,
+            has_missed,
+            xp.where(busy, steps, at.steps),
+        )
 
-        first = _Walk(scale, found, missed, xp.zeros_like(scale, dtype=bool))
-        end = xp.while_loop(lambda at: ~at.done, step, first, STEPS)
-        return end.found, end.missed
-
-    found, missed = walk(scale, scale, STEP, True)
-    found, missed = walk(found, missed, 1.0 / STEP, False)
-
-    def halve(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        lo, hi = ends
-        middle = (lo + hi) / 2
-        holds = enough(xp.exp(middle))
-        return xp.where(holds, lo, middle), xp.where(holds, middle, hi)
-
-    ends = xp.log(xp.minimum(missed, found)), xp.log(found)
-    _, hi = xp.repeat(BISECTIONS, halve, ends)
-    return xp.where(enough(found), xp.exp(hi), scale)
+    none = xp.zeros_like(scale, dtype=bool)
+    first = _Search(scale, scale, scale, none, none, xp.zeros_like(scale))
+    end = xp.while_loop(is_busy, step, first, STEPS + BISECTIONS)
+    return xp.where(end.has_found, end.found, scale)
