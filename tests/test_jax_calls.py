@@ -8,6 +8,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp
 
 import sparsetopk.jax as st
+from jax_ways import in_xla_operations
 from sparsetopk.jax._solvers import ffi
 
 X = np.random.default_rng(0).normal(size=(8, 4, 12)).astype(np.float32)
@@ -145,3 +146,34 @@ def test_what_a_backward_keeps(name, most):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 500)), jnp.float32)
     kept = jax.tree.leaves(jax.vjp(call, x)[1])
     assert sum(v.nbytes for v in kept if hasattr(v, "nbytes")) <= most * x.nbytes
+
+
+HARD = np.array(
+    [
+        [1.0, 1.0, 1.0, 0.0, 0.0, -1.0, 1.0, 0.5],
+        [3.0, 3.0, 2.0, 2.0, 2.0, 2.0, -5.0, 1e30],
+        [0.0, -0.0, 0.0, -0.0, 0.0, 0.0, 0.0, 0.0],
+        [-1.0, -2.0, -np.inf, -4.0, -np.inf, -6.0, -7.0, -8.0],
+        [1e-40, -1e-40, 1.0, 1.0, 2.0, -2.0, np.nan, 1e-45],
+        [np.inf, np.inf, np.inf, 0.0, 1.0, 2.0, 3.0, 4.0],
+    ],
+    np.float32,
+)
+
+
+@pytest.mark.parametrize("name", ["topk_mask", "topk_mag"])
+def test_hard_rows_by_the_largest_entries(name):
+    """Where k is known while tracing, and small; as where it is not."""
+    f = getattr(st, name)
+    x = np.where(np.isinf(HARD), 9.0, HARD) if name == "topk_mag" else HARD
+    with in_xla_operations():
+        for k in (0, 1, 3.5, np.array([[1], [2.5], [0], [6], [8], [4]])):
+            known = jax.jit(lambda x, k=k: f(x, k, 0.0))
+            unknown = jax.jit(lambda x, k: f(x, k, 0.0))(x, jnp.asarray(k, jnp.float32))
+            np.testing.assert_array_equal(known(x), unknown)
+    long = jax.ShapeDtypeStruct((4, 20_000), jnp.float32)
+    for k, loops in ((5, False), (16, False), (17, True)):
+        program = jax.jit(lambda x, k=k: f(x, k, 0.0)).trace(long)
+        text = program.lower(lowering_platforms=("cuda",)).as_text()
+        assert ("stablehlo.while" in text) == loops
+        assert ("top_k" in text) != loops

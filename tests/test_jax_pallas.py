@@ -3,9 +3,12 @@ TPUs that are not here."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,8 +23,9 @@ import jax.numpy as jnp
 
 import sparsetopk.jax as st
 from jax_ways import in_pallas
+from sparsetopk._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED
 from sparsetopk.jax import _pallas
-from sparsetopk.jax._pallas import experimental
+from sparsetopk.jax._pallas import experimental, kernels
 from sparsetopk.jax._solvers import ffi
 
 N = 17  # of all rows here: one compilation for each operator, and blocks that are not full
@@ -236,6 +240,35 @@ def test_kernels_can_be_turned_off(monkeypatch):
     finally:
         experimental.available.cache_clear()
     assert found == ([], True)
+
+
+@pytest.mark.slow
+def test_compiled_for_a_gpu():
+    """For sm_90, by Triton: no register is spilled, but for a few in the gradient of magnitudes, and
+    every entry is read once, 16 bytes at a time."""
+    pytest.importorskip("triton")
+    operators = [(MASK, 1.0), (MASK, 2.0), (TWO_SIDED, 2.0), (MAGNITUDE, 1.0), (SIGN, 1.0)]
+    requests = [
+        {"op": op, "exponent": e, "debias": op == MAGNITUDE, "n": 4096, "backward": backward}
+        for op, e in operators
+        for backward in (False, True)
+    ]
+    script = Path(__file__).with_name("pallas_compiled.py")
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, script],
+        input=json.dumps(requests),
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    per_thread = kernels._PER_THREAD * 4 // 16
+    for asked, found in zip(requests, json.loads(done.stdout), strict=True):
+        gradient_of_magnitudes = asked["backward"] and asked["op"] == MAGNITUDE
+        assert found["stack"] <= (24 if gradient_of_magnitudes else 0), (asked, found)
+        arrays = 2 if asked["backward"] else 1
+        assert found["loads of 16 bytes"] == arrays * per_thread, (asked, found)
 
 
 @pytest.mark.parametrize(

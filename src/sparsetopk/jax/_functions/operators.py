@@ -38,6 +38,7 @@ from .._rows.arguments import (
     check_k_and_lam,
     check_where,
     exact,
+    few,
     is_hard,
     row_length,
 )
@@ -136,7 +137,8 @@ class _Call(NamedTuple):
         if x.size == 0 and self.axis_name is None:
             return x
         if self.solver == "threshold" or hard is True:
-            setting = TopKSetting(self.kind, hard, self.axis_name)
+            most = few(self.k) if hard is True else None
+            setting = TopKSetting(self.kind, hard, self.axis_name, most)
             return _evaluate(x, self.where, exact(self.k), lam, axis, setting, self.entries)
         rows = Rows("x", self.entries.scores(x, self.where), axis)
         y = topk_isotonic.evaluate(rows, self.k, lam, self.kind, self.p, self.solver, self.options)

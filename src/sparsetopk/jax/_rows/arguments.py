@@ -226,6 +226,17 @@ def is_hard(lam: Number) -> bool | None:
     return True if hard.all() else None if hard.any() else False
 
 
+def few(k: Number) -> int | None:
+    """A small number that no k is above, if one is known while tracing.
+
+    One of few, as programs are compiled for each.
+    """
+    if isinstance(k, Array):
+        return None
+    most = float(np.max(k, initial=0.0))
+    return next((bound for bound in (1, 4, 16) if most <= bound), None)
+
+
 def check_where(where: object, shape: tuple[int, ...]) -> Array:
     are_booleans = isinstance(where, (Array, np.ndarray)) and where.dtype == jnp.bool_
     check_flags("where", are_booleans, _show(where))

@@ -135,7 +135,9 @@ def _in_kernel(platform: str, kernel: Kernel, otherwise: Any) -> Any:
         # A kernel knows of no mesh: nor do the types of what it is given.
         types = [jax.core.ShapedArray(v.shape, v.dtype) for v in context.avals_in]
         by_kernel = mlir.lower_fun(promoting(found), multiple_results=True)
-        return by_kernel(context.replace(avals_in=types), *operands)
+        # Nor does it know of x64, if it has no need of it: its constants would be numbers of 64 bits.
+        with jax.enable_x64(any(v.dtype == jnp.float64 for v in types)):
+            return by_kernel(context.replace(avals_in=types), *operands)
 
     return rule
 

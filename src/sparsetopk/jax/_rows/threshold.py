@@ -43,6 +43,7 @@ class TopKSetting(NamedTuple):
     kind: Operator
     hard: bool | None  # whether the rows have lam = 0: all, none, or some may
     axis_name: AxisName = None
+    most: int | None = None  # no k is above this, where all rows are hard and that is known
 
 
 def solve_topk(x: Array, whole: Array, frac: Array, lam: Array, setting: TopKSetting) -> SolvedTopK:
@@ -59,7 +60,7 @@ def solve_topk(x: Array, whole: Array, frac: Array, lam: Array, setting: TopKSet
 def solve_in_xla(
     x: Array, whole: Array, frac: Array, lam: Array, setting: TopKSetting
 ) -> SolvedTopK:
-    k, shards = Count(whole, frac), Shards(x, setting.axis_name)
+    k, shards = Count(whole, frac), Shards(x, setting.axis_name, setting.most)
     state = threshold.state_of(xp, shards, k, lam, setting.kind, setting.hard)
     solved = relaxed(x, k, lam, state, setting)
     y = solved.y(hard_mask(solved, setting))
