@@ -169,18 +169,19 @@ class Failure(NamedTuple):
         return f"{self.what}: got {self.got!r}, expected {self.expected!r} within {self.slack:.2g}"
 
 
+def outputs(task: Task, rows: Rows) -> Found | Failure:
+    """What the path of the task makes of the rows."""
+    try:
+        return PATHS[task.frontend][task.path].run(task.kind, task.p, task.dtype, rows)
+    except Exception as error:  # whatever it is, it is a finding
+        return Failure(f"{type(error).__name__}: {str(error)[:200]}", 0, np.nan, np.nan, 0.0)
+
+
 def check(task: Task) -> tuple[Failure | None, int, int]:
     """What is wrong, in how many rows derivatives were compared, and in how many they were not."""
     with np.errstate(all="ignore"):
-        try:
-            found = PATHS[task.frontend][task.path].run(task.kind, task.p, task.dtype, task.rows)
-        except Exception as error:  # whatever it is, it is a finding
-            return (
-                Failure(f"{type(error).__name__}: {str(error)[:200]}", 0, np.nan, np.nan, 0.0),
-                0,
-                0,
-            )
-        return compare(task, found)
+        found = outputs(task, task.rows)
+        return (found, 0, 0) if isinstance(found, Failure) else compare(task, found)
 
 
 def _compute(dtype: str) -> str:
@@ -236,9 +237,11 @@ def of_properties(task: Task, found: Found, bounds: Any) -> Failure | None:
     eps = EPS[task.dtype]
     if task.kind in ("mask", "two-sided"):
         got = y.sum(-1, keepdims=True)
-        # What docs/maths.md promises of a path's own precision, and a rounding of every y to its dtype.
-        slack = ROUNDINGS * EPS[_compute(task.dtype)] * np.maximum(rows.k, 1.0)
-        slack = slack + eps * rows.k + LEAST[task.dtype] * rows.x.shape[1]
+        # What docs/maths.md promises: roundings of k, and one of the range of t for every entry, as its
+        # t is rounded to that; in a path's own precision. And a rounding of every y to its dtype.
+        n = rows.x.shape[1]
+        slack = EPS[_compute(task.dtype)] * (ROUNDINGS * np.maximum(rows.k, 1.0) + n)
+        slack = slack + eps * rows.k + LEAST[task.dtype] * n
         wrong = ~(np.abs(got - rows.k) <= slack)
         if wrong.any():
             i = int(np.argwhere(wrong)[0, 0])
@@ -259,8 +262,7 @@ def of_properties(task: Task, found: Found, bounds: Any) -> Failure | None:
 def of_relations(task: Task, found: Found, bounds: Any) -> Failure | None:
     """Rows in another order, in other units, and with a larger k: with one of these, by the lengths.
 
-    That all of it holds within what the oracle allows follows from what was compared. Here it is the
-    outputs of one path that are held against each other, a few roundings apart.
+    Outputs of one path are held against each other, within what the oracle allows to both.
     """
     rows = task.rows
     n = rows.x.shape[1]
@@ -282,7 +284,10 @@ def of_relations(task: Task, found: Found, bounds: Any) -> Failure | None:
         want, slack = grows * y, grows * slack
     else:
         want, other = y, rows._replace(k=np.minimum(rows.k + 0.25, n))
-    got = PATHS[task.frontend][task.path].run(task.kind, task.p, dtype, other).answer.y
+    found_there = outputs(task, other)
+    if isinstance(found_there, Failure):
+        return found_there
+    got = found_there.answer.y
     off = np.abs(want) - np.abs(got) if which == "larger k" else np.abs(got - want)
     wrong = ~(off <= slack)
     if wrong.any():
