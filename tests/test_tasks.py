@@ -94,9 +94,12 @@ def test_the_verdict_names_a_rival_that_is_better():
         ([92.0, 92.5], "better than", "+2.00 ± 0.35"),
     ):
         six["results"]["ours"] = run(quality)
-        assert page.standing(six) == word
-        assert page.difference(six) == by
+        assert page.standing(six, run(quality)) == word
+        assert page.difference(six, run(quality)) == by
         assert f"{word} LapSum (90.25 ± 0.25 %)" in page.verdict(six)
+    assert page.chosen_form(six) is None
+    six["results"]["methods"][ours]["validation"] = 91.0
+    assert page.chosen_form(six) == ours
 
 
 def test_losses_that_take_no_mask_are_those_of_torch_and_ours():

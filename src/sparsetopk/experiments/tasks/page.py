@@ -66,7 +66,7 @@ def verdict(result: dict[str, Any]) -> str:
         rival = best_of_others(result)
         said += (
             f" Ours with six settings in all: {ours['form']} ({quality(ours)} %), which is "
-            f"{standing(result)} {rival} ({quality(found[rival])} %)."
+            f"{standing(result, ours)} {rival} ({quality(found[rival])} %)."
         )
     left_out = [name for name in METHODS if name not in found and not METHODS[name].special]
     return said + (f" Not run: {', '.join(left_out)}." if left_out else "")
@@ -77,18 +77,23 @@ def best_of_others(result: dict[str, Any]) -> str:
     return max((m for m in found if not METHODS[m].ours), key=lambda name: _mean(found[name]))
 
 
-def standing(result: dict[str, Any]) -> str:
-    """Ours with six settings beside the best of others, which is taken by its test."""
-    ours = result["results"]["ours"]
+def chosen_form(result: dict[str, Any]) -> str | None:
+    """The form of ours that is best on validation data, with its own best setting."""
+    found = result["results"]["methods"]
+    known = [m for m in found if METHODS[m].ours and "validation" in found[m]]
+    return max(known, key=lambda name: found[name]["validation"], default=None)
+
+
+def standing(result: dict[str, Any], ours: dict[str, Any]) -> str:
+    """A run of ours beside the best of others, which is taken by its test."""
     rival = result["results"]["methods"][best_of_others(result)]
     if _mean(ours) >= _mean(rival):
         return "as good as" if _near(rival, ours) else "better than"
     return "within one standard error of" if _near(ours, rival) else "worse than"
 
 
-def difference(result: dict[str, Any]) -> str:
-    """Of ours with six settings, and the best of others."""
-    ours = result["results"]["ours"]
+def difference(result: dict[str, Any], ours: dict[str, Any]) -> str:
+    """Of a run of ours and the best of others."""
     rival = result["results"]["methods"][best_of_others(result)]
     return f"{_mean(ours) - _mean(rival):+.2f} ± {_error(ours, rival):.2f}"
 
