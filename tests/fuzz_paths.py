@@ -167,7 +167,7 @@ def by_torch_operations(kind: str, p: float, dtype: str, rows: Rows) -> Found:
         (arguments, "compute_dtype", lambda x: compute),
         (fused, "takes", lambda *_: False),
         # Passes that change nothing are left out here, as there is time to look.
-        (ops, "threshold", lambda *a: vectorized.state_of(*a, stop_early=True)),
+        (ops, "threshold", lambda *a, **o: vectorized.state_of(*a, **o, stop_early=True)),
     ):
         return _torch(kind, p, dtype, rows, _torch_call(kind, p), forward=False)
 

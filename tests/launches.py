@@ -15,12 +15,13 @@ from torch.utils._pytree import tree_leaves
 from sparsetopk.torch._triton import state
 
 # Operations that launch nothing: they make views, or ask for memory.
-_FREE = {
+FREE = {
     "alias",
     "as_strided",
     "detach",
     "empty",
     "empty_like",
+    "empty_strided",
     "expand",
     "lift_fresh",
     "movedim",
@@ -33,6 +34,7 @@ _FREE = {
     "squeeze",
     "t",
     "transpose",
+    "unfold",
     "unsqueeze",
     "view",
     "_unsafe_view",
@@ -54,7 +56,7 @@ class Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.split("::")[1]
         result = func(*args, **(kwargs or {}))
-        if name not in _FREE:
+        if name not in FREE:
             self.counts[name] += 1
             self.bytes += sum(_size(v) for v in tree_leaves((args, kwargs, result)))
         if name == "rows_value" and args[-1] != _NONE:

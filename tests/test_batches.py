@@ -199,8 +199,7 @@ def by_torch_operations(kind, p, at, dtype, monkeypatch):
 
     monkeypatch.setattr(arguments, "compute_dtype", lambda x: dtype)
     monkeypatch.setattr(fused, "takes", lambda *_: False)
-    # Passes that change nothing are left out here, as there is time to look.
-    monkeypatch.setattr(ops, "threshold", lambda *a: vectorized.state_of(*a, stop_early=True))
+    monkeypatch.setattr(ops, "threshold", vectorized.state_of)
     return by_torch(kind, p, at, dtype)
 
 

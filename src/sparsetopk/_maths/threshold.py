@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from .operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Count, Operator
+from .operator import MAGNITUDE, SIGN, TWO_SIDED, Count, Operator
 from .root import increasing_root
 from .scalars import PNorm, lone_response
 
@@ -27,9 +27,6 @@ Array = Any
 
 # Newton steps that look for a pivot; after them bisection ends in as many steps as a float has bits.
 _NEWTON_PASSES = 24
-# Passes where the equation is linear between kinks: from an entry next to the threshold, and then from
-# the threshold itself.
-_FROM_AN_ENTRY, _FROM_NEARBY = 20, 8
 
 
 class Row(Protocol):
@@ -42,10 +39,6 @@ class Row(Protocol):
     @property
     def is_bracketed(self) -> bool:
         """Whether ``ends`` are close to the boundary: no guess is better then."""
-
-    @property
-    def is_sorted(self) -> bool:
-        """Whether ``nth`` costs no more than a few passes."""
 
     def sums(self, f: Callable[[Array], Sequence[Array]]) -> list[Array]:
         """The sums (..., 1) over the row of each of f(x); flags are counted."""
@@ -200,7 +193,7 @@ class _Problem(NamedTuple):
         xp = self.xp
         pinned = self._pinned() if self._even else xp.zeros_like(rows)
         rows = rows & ~pinned
-        if self._steepest < 1.0 or self._is_linear:
+        if self._steepest < 1.0:
             pivot, delta = self._from_entries(rows)
         else:
             pivot, delta = self._delta(self._pivot(rows), rows)
@@ -219,7 +212,7 @@ class _Problem(NamedTuple):
         """With a_[floor k + 1] as the pivot, which is within lam of the threshold.
 
         Where S is steep at 0, entries next to the threshold need every digit of t, which only the
-        distance to an entry gives. Where it is linear, a second search starts from what was found.
+        distance to an entry gives.
         """
         xp, lam = self.xp, self.lam
         whole, frac = self.k
@@ -234,8 +227,6 @@ class _Problem(NamedTuple):
         if self.operator.op == SIGN:
             hi = xp.minimum(hi, pivot / lam)
         hi = xp.where(apart, lo, xp.maximum(hi, lo))
-        if self._is_linear:
-            return self._from_linear(pivot, lo, hi)
         delta = self._root(pivot, lo, hi, lo + (hi - lo) / 2, rows)
         return self._from_nearest(State(pivot, delta), rows)
 
@@ -258,48 +249,6 @@ class _Problem(NamedTuple):
         t = distance(pivot)
         rounding = 256.0 * float(xp.finfo(lam.dtype).eps) * (xp.abs(at.delta) + xp.abs(t))
         return State(pivot, self._root(pivot, t - rounding, t + rounding, t, rows))
-
-    def _from_linear(self, pivot: Array, lo: Array, hi: Array) -> State:
-        """From an entry next to the threshold, and then from the threshold that was found."""
-        xp, lam = self.xp, self.lam
-        delta, lo, hi = self._linear_root(pivot, lo, hi, lo + (hi - lo) / 2, _FROM_AN_ENTRY)
-        rounding = 8.0 * float(xp.finfo(lam.dtype).eps) * (xp.abs(pivot) / lam + xp.abs(delta))
-        # Next to so large a pivot, only entries are where a pivot can be without an error.
-        moved = xp.where(rounding < 0.01, delta, 0.0)
-        rounding = xp.where(rounding < 0.01, rounding, 0.0)
-        pivot = pivot - lam * moved
-        ends = lo - moved - rounding, hi - moved + rounding
-        return State(pivot, self._linear_root(pivot, *ends, delta - moved, _FROM_NEARBY)[0])
-
-    @property
-    def _is_linear(self) -> bool:
-        """Whether the equation is linear in delta between kinks, and the order of entries is known."""
-        op, exponent = self.operator[:2]
-        return self.row.is_sorted and op in (MASK, SIGN) and exponent == 1.0
-
-    def _linear_root(
-        self, pivot: Array, lo: Array, hi: Array, x: Array, passes: int
-    ) -> tuple[Array, Array, Array]:
-        """``increasing_root`` in as few operations as it takes: Newton's method, which ends where it
-        finds the piece of the root, and at first every fourth time bisection. delta, and its ends."""
-        xp, lam, dtype = self.xp, self.lam, self.lam.dtype
-        for i in range(passes):
-
-            def terms(a: Array, x: Array = x) -> list[Array]:
-                t = (a - pivot) / lam + x
-                y = xp.clip(t, 0.0, 1.0)
-                inside = t == y
-                return [xp.where(inside, y, 0.0), inside, t > 1.0]
-
-            mass, size, taken = self.sums(terms)
-            value = mass - (xp.astype(self.k.whole - taken, dtype) + self.k.frac)
-            lo, hi = xp.where(value <= 0, x, lo), xp.where(value >= 0, x, hi)
-            middle = lo + (hi - lo) / 2
-            target = x - value / xp.clip(size, 1, None)
-            is_inside = (target >= lo) & (target <= hi)
-            bisects = i % 4 == 3 and i < passes - 8  # the last ones are Newton's
-            x = middle if bisects else xp.where(is_inside, target, middle)
-        return x, lo, hi
 
     def _pinned(self) -> Array:
         """Rows that leave a part of k at the threshold 0."""

@@ -156,7 +156,6 @@ class Whole:
     x: Array
 
     is_bracketed: ClassVar[bool] = False
-    is_sorted: ClassVar[bool] = False
 
     @property
     def n(self) -> int:

@@ -138,7 +138,6 @@ class Spread:
     segments: tuple[tuple[Segment, ...], ...]  # that each is made of
 
     is_bracketed: ClassVar[bool] = False
-    is_sorted: ClassVar[bool] = False
 
     @classmethod
     def of(cls, parts: Sequence[Array], own: Sequence[Axes] | None = None) -> Spread:

@@ -71,7 +71,6 @@ class Shards:
     most: int | None = None  # only so many of the largest entries are asked for
 
     is_bracketed: ClassVar[bool] = False
-    is_sorted: ClassVar[bool] = False
 
     @property
     def n(self) -> int:

@@ -29,7 +29,7 @@ from torch import Tensor
 from ..._checks import check_choice, check_exponent, check_solver
 from ..._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator
 from ..._types import Solver, SolverOptions
-from .._fused import kernels, traced
+from .._fused import kernels, operations, traced
 from .._fused import rows as fused
 from .._rows import hard
 from .._rows.arguments import (
@@ -110,6 +110,9 @@ def _by_route(x: Tensor, call: _Call) -> Tensor:
         return times_finite(x, y) if times_x else y
     if kernels.has(operator) and traced.takes(x, k, lam):
         return traced.evaluate(rows, k, lam, operator, times_x)
+    if operations.takes(rows, k, lam):
+        y = operations.evaluate(rows, k, lam, operator)
+        return times(x, y) if times_x else y
     y = relax(rows, k, lam, operator).y()
     return rows.restore(times(rows.data.to(y.dtype), y) if times_x else y)
 

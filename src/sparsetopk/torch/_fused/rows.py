@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..._maths.operator import Operator
-from .._rows.arguments import Number, Rows, is_plain
+from .._rows.arguments import Number, Rows, is_ordinary, is_plain, is_transformed
 from .._rows.differentiable import from_state
 from . import kernels
 from .kernels import Numbers
@@ -28,7 +28,7 @@ def takes(rows: Rows, k: Number, lam: Number, operator: Operator) -> bool:
 def evaluate(rows: Rows, k: Number, lam: Number, operator: Operator) -> Tensor:
     """The operator, for checked arguments."""
     if torch.is_grad_enabled() and (rows.x.requires_grad or requires_grad(k, lam)):
-        return _Fused.apply(rows.x, k, lam, rows.name, rows.dim, operator)  # type: ignore[no-untyped-call]
+        return with_backward(rows, k, lam, operator, Way(forward, backward))
     x = contiguous(rows.x, rows.dim)
     return _own(rows, kernels.output(x, numbers(rows, k), numbers(rows, lam), operator))
 
@@ -78,15 +78,33 @@ def forward(rows: Rows, k: Number, lam: Number, operator: Operator) -> tuple[Ten
     return _own(rows, y), state
 
 
+class Way(NamedTuple):
+    """How an operator is computed: ``forward`` and ``backward`` as they are here."""
+
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor | None, ...]]
+
+
+def with_backward(rows: Rows, k: Number, lam: Number, operator: Operator, way: Way) -> Tensor:
+    return _Fused.apply(rows.x, k, lam, rows.name, rows.dim, operator, way)  # type: ignore[no-untyped-call]
+
+
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, k: Number, lam: Number, name: str, dim: int, operator: Operator
+        ctx: Any,
+        x: Tensor,
+        k: Number,
+        lam: Number,
+        name: str,
+        dim: int,
+        operator: Operator,
+        way: Way,
     ) -> Tensor:
-        y, state = forward(Rows(name, x, dim), k, lam, operator)
+        y, state = way.forward(Rows(name, x, dim), k, lam, operator)
         ctx.save_for_backward(x, state, *(v for v in (k, lam) if isinstance(v, Tensor)))
         ctx.numbers = tuple(None if isinstance(v, Tensor) else v for v in (k, lam))
-        ctx.name, ctx.dim, ctx.operator = name, dim, operator
+        ctx.name, ctx.dim, ctx.operator, ctx.way = name, dim, operator, way
         return y
 
     @staticmethod
@@ -94,10 +112,10 @@ class _Fused(torch.autograd.Function):
         x, state, *tensors = ctx.saved_tensors
         k, lam = (tensors.pop(0) if v is None else v for v in ctx.numbers)
         wanted = ctx.needs_input_grad[:3]
-        once = not torch.is_grad_enabled() and is_plain(g)
-        derivative = backward if once else differentiable_backward
+        once = not torch.is_grad_enabled() and is_ordinary(g) and not is_transformed()
+        derivative = ctx.way.backward if once else differentiable_backward
         rows = Rows(ctx.name, x, ctx.dim)
-        return (*derivative(rows, k, lam, g, state, ctx.operator, wanted), None, None, None)
+        return (*derivative(rows, k, lam, g, state, ctx.operator, wanted), *(None,) * 4)
 
 
 def backward(

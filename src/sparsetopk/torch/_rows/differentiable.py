@@ -111,10 +111,19 @@ class Live(NamedTuple):
 def relax(rows: Rows, k: Number, lam: Number, operator: Operator) -> Live:
     """The rows, solved, for checked arguments; there must be at least one entry."""
     k_rows, lam_rows = rows.per_row(k), rows.per_row(lam)
-    state = ops.threshold(
-        rows.data.detach(), k_rows.detach(), lam_rows.detach(), operator.op, operator.exponent
-    )
-    return from_state(rows, k_rows, lam_rows, state, operator, isinstance(lam, Tensor) or lam == 0)
+    hard = is_hard(lam)
+    state = solved(rows.data.detach(), k_rows.detach(), lam_rows.detach(), operator, hard)
+    return from_state(rows, k_rows, lam_rows, state, operator, hard is not False)
+
+
+def is_hard(lam: Number) -> bool | None:
+    """Whether rows have lam = 0; None where some may."""
+    return None if isinstance(lam, Tensor) else lam == 0
+
+
+def solved(x: Tensor, k: Tensor, lam: Tensor, operator: Operator, hard: bool | None) -> Tensor:
+    """The state of rows x (m, n) for k and lam (m, 1), all detached."""
+    return ops.threshold(x, k, lam, operator.op, operator.exponent, hard=hard)
 
 
 def from_state(

@@ -18,7 +18,9 @@ _library = torch.library.Library("sparsetopk", "DEF")
 _library.define("threshold(Tensor x, Tensor k, Tensor lam, int op, float exponent) -> Tensor")
 
 
-def threshold(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Tensor:
+def threshold(
+    x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float, hard: bool | None = None
+) -> Tensor:
     """``vectorized.state_of``, for detached rows x (m, n) with k and lam (m, 1).
 
     On the CPU, and where there are kernels, a call of the operator, which tracers keep as it is;
@@ -28,7 +30,7 @@ def threshold(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Te
         kernels.check_not_onnx()
     if x.device.type == "cpu" or state.takes(x, x.shape[-1], Operator(op, exponent)):
         return torch.ops.sparsetopk.threshold(x, k, lam, op, exponent)
-    return vectorized.state_of(x, k, lam, op, exponent)
+    return vectorized.state_of(x, k, lam, op, exponent, hard=hard)
 
 
 def _threshold(x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float) -> Tensor:

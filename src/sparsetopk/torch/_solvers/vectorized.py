@@ -12,6 +12,7 @@ from torch import Tensor
 from ..._maths import threshold
 from ..._maths.operator import Count, Operator
 from .._rows.namespace import LOOKS_ALWAYS, LOOKS_NEVER
+from . import ordered
 
 
 def row_sum(values: Tensor) -> Tensor:
@@ -27,7 +28,6 @@ class Whole:
     _order: list[Tensor] = field(default_factory=list)  # sorted once, when it is asked for
 
     is_bracketed: ClassVar[bool] = False
-    is_sorted: ClassVar[bool] = True
 
     @property
     def n(self) -> int:
@@ -62,12 +62,24 @@ def split(k: Tensor) -> Count:
 
 
 def state_of(
-    x: Tensor, k: Tensor, lam: Tensor, op: int, exponent: float, *, stop_early: bool = False
+    x: Tensor,
+    k: Tensor,
+    lam: Tensor,
+    op: int,
+    exponent: float,
+    *,
+    hard: bool | None = None,
+    stop_early: bool = False,
 ) -> Tensor:
-    """The state (m, 2) of rows x (m, n), n > 0, for k and lam (m, 1): see ``threshold.State``.
+    """The state (m, 2) of rows x (m, n), n > 0, for k and lam (m, 1), and ``hard``: see
+    ``threshold.state_of``.
 
     Nothing waits for the device, unless ``stop_early`` leaves out the passes that change nothing.
     """
-    xp = LOOKS_ALWAYS if stop_early else LOOKS_NEVER
-    state = threshold.state_of(xp, Whole(x), split(k), lam, Operator(op, exponent))
-    return torch.cat(list(state), dim=-1).to(k.dtype)
+    operator = Operator(op, exponent)
+    if ordered.takes(operator):
+        state = ordered.state_of(x, k, lam, operator, hard)
+    else:
+        xp = LOOKS_ALWAYS if stop_early else LOOKS_NEVER
+        state = threshold.state_of(xp, Whole(x), split(k), lam, operator, hard)
+    return torch.cat(list(state), dim=-1)

@@ -155,7 +155,6 @@ class Shards:
         return _group_sums(f(self.x), self.shared)
 
     is_bracketed: ClassVar[bool] = True
-    is_sorted: ClassVar[bool] = False
 
     def ends(self, even: bool, k: Count, lam: Tensor) -> tuple[Tensor, Tensor]:
         """Around a_[ceil k], by histograms of the keys, until they are within half of lam."""

@@ -1,0 +1,282 @@
+"""The threshold of top-k from sorted rows, in a fixed and small number of torch operations.
+
+Where the host may not look whether a search is done, it has as many passes as the worst row needs. So
+it starts close: with a_[floor k + 1] as the pivot, delta is in an interval no longer than S is wide, and
+how many entries are in the cells of a grid says which of its cells the root is in, up to a neighbour.
+Then Newton's method takes a few steps. Where it leads out of the bracket, an entry becomes whole on the
+way, and there is a kink: the next point is that kink, from which the root is reached along one piece.
+
+The equation, with z_i = S(t_i)/phi'(v) up to 1, is sum_i z_i = k. It is solved in u: for straight phi
+u = delta, and for x^2/2 it is v = pivot/(1 + u), in which p = 2 is linear between kinks; then neither v
+nor delta loses digits to the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._maths.operator import EXP, MAGNITUDE, SIGN, TWO_SIDED, Operator
+from ..._maths.scalars import lone_response
+from ..._maths.threshold import State
+from .._rows.namespace import LOOKS_NEVER as xp
+
+# In float32; one more pass of Newton's method doubles the digits.
+_LINEAR_PASSES, _PASSES, _CURVED_PASSES, _LAST_PASSES = 4, 8, 8, 2
+_FEWEST_CELLS, _MOST_CELLS = 16, 128
+
+
+def takes(operator: Operator) -> bool:
+    """Whether it is an operator whose S is not steep at 0, where this would not do."""
+    return operator.op != EXP and operator.exponent >= 1.0
+
+
+def state_of(x: Tensor, k: Tensor, lam: Tensor, operator: Operator, hard: bool | None) -> State:
+    """``threshold.state_of`` of rows x (m, n), n > 0, for k and lam (m, 1)."""
+    n, even = x.shape[-1], operator.phi(xp).even
+    s = (x.abs() if even else x).to(lam.dtype).sort(dim=-1).values
+    floor, top = k.floor(), s[:, -1:]
+    # What is no number in [0, n] has no place either, and is found to be invalid.
+    whole, frac, last = floor.to(torch.int64), k - floor, k.ceil().to(torch.int64)
+    sound = (k == k.clamp(0, n)) & (lam == lam.clamp(0, torch.finfo(lam.dtype).max))
+    invalid = ~sound | (~top.isfinite() if even else top.isnan())
+    nothing = k == 0
+    end, rest = n - last.clamp(1, n), n - whole
+    first = s.gather(-1, n - (whole + 1).clamp(1, n))
+    if hard is not True:
+        counted = (torch.arange(n, device=x.device) >= rest).view(torch.int8)
+        kind = _Curved if operator.op == MAGNITUDE else _Straight
+        rows = kind(s, (s - first) / lam, s, counted, whole, rest, frac, lam, first, operator)
+        found = rows.find(end)
+    if hard is not False:
+        pivot = s.gather(-1, end)
+        at_boundary = State(pivot, (whole - _number(s > pivot)).to(lam.dtype) + frac)
+        pairs = zip(at_boundary, at_boundary if hard else found, strict=True)
+        found = State(*(torch.where(lam == 0, one, other) for one, other in pairs))
+    pivot, delta = found
+    empty = nothing | invalid
+    if not even:
+        crowded = first == torch.inf
+        delta = torch.where(crowded, _sum(s == torch.inf, lam.dtype), delta)
+        pivot.masked_fill_(crowded, torch.inf)  # in place, as that is one launch
+    if operator.op != SIGN:  # the signed mask may take less than k
+        everything = whole >= _number(s > -torch.inf)
+        pivot, empty = pivot.masked_fill_(everything, -torch.inf), empty | everything
+    pivot.masked_fill_(nothing, torch.inf).masked_fill_(invalid, torch.nan)
+    return State(pivot, delta.masked_fill_(empty, 0.0))
+
+
+def _number(flags: Tensor) -> Tensor:
+    return flags.sum(dim=-1, keepdim=True)
+
+
+def _sum(values: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return values.sum(dim=-1, keepdim=True, dtype=dtype)
+
+
+class _Bracket(NamedTuple):
+    lo: Tensor
+    hi: Tensor
+
+    def narrowed(self, u: Tensor, below: Tensor) -> _Bracket:
+        return _Bracket(torch.where(below, u, self.lo), torch.where(below, self.hi, u))
+
+    @property
+    def middle(self) -> Tensor:
+        return torch.lerp(self.lo, self.hi, 0.5)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows in ascending order, measured from their pivots. Rows that have no threshold are in here too,
+    and nobody looks at what becomes of them."""
+
+    s: Tensor
+    r: Tensor  # (s - pivot)/lam
+    alone: Tensor  # which entry, or for x^2/2 at which threshold it is whole
+    counted: (
+        Tensor  # 1 for the floor(k) largest: compared with these one by one, sums keep their digits
+    )
+    whole: Tensor
+    rest: Tensor  # n - floor(k)
+    frac: Tensor
+    lam: Tensor
+    pivot: Tensor
+    operator: Operator
+
+    @property
+    def reg(self) -> Any:
+        return self.operator.reg(xp)
+
+    @property
+    def _eps(self) -> float:
+        return float(torch.finfo(self.lam.dtype).eps)
+
+    def _more(self, passes: int) -> int:
+        """In float64, one."""
+        return passes + int(self.lam.dtype == torch.float64)
+
+    def _responses(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """z of every entry, its slope in u, and how far it is over its kink."""
+        raise NotImplementedError
+
+    def _kinks(self, alone: Tensor) -> Tensor:
+        """u at which entries become whole."""
+        raise NotImplementedError
+
+    def _search(self, u: Tensor, bracket: _Bracket, passes: int) -> tuple[Tensor, _Bracket]:
+        for _ in range(passes):
+            u, bracket = self._pass(u, bracket)
+        return u, bracket
+
+    def _pass(self, u: Tensor, bracket: _Bracket) -> tuple[Tensor, _Bracket]:
+        rounding = 4.0 * self._eps * self.operator.exponent
+        z, slope, over = self._responses(u)
+        above = over > rounding
+        taken, reached = _number(above), _number(over >= -rounding)
+        mass = _sum(z.clamp(max=1.0).masked_fill_(above, 0.0))
+        slope = _sum(slope.masked_fill_(above, 0.0))
+        left = (self.whole - taken).to(mass.dtype) + self.frac
+        value = mass - left
+        below = value <= 0
+        lo, hi = bracket = bracket.narrowed(u, below)
+        step = self._newton(value, mass, left, slope)
+        target = u + step
+        still = (step.abs() <= 2 * rounding * (1.0 + u.abs())) | (value.abs() <= rounding * left)
+        target = torch.where(still, torch.clamp(target, lo, hi), target)
+        # Where nothing is left for the block, an entry that is whole should not be.
+        within = (left > 0) & (target >= lo) & (target <= hi)
+        kink = self._next_kink(below, taken, reached)
+        other = torch.where((kink > lo) & (kink < hi), kink, bracket.middle)
+        return torch.where(within, target, other), bracket
+
+    def _newton(self, value: Tensor, mass: Tensor, left: Tensor, slope: Tensor) -> Tensor:
+        e = 1.0 / self.operator.exponent
+        if e == 1.0 or self.operator.op == TWO_SIDED:
+            return -value / slope
+        # On mass^(p-1): linear in delta for one entry, nearly for many
+        power = (mass ** (1.0 - e) * left.clamp(min=0.0) ** e - mass) / (e * slope)
+        return torch.where(mass > 0, power, -value / slope)
+
+    def _next_kink(self, below: Tensor, taken: Tensor, reached: Tensor) -> Tensor:
+        """Of the first entry that is not whole yet, or of the last that is, on the way to the root."""
+        n = self.s.shape[-1]
+        i = torch.where(below, n - 1 - reached, n - taken).clamp(0, n - 1)
+        return self._kinks(self.alone.gather(-1, i))
+
+
+class _Straight(_Rows):
+    """With phi' = 1, where u is delta."""
+
+    def find(self, end: Tensor) -> State:
+        """The state, given where a_[ceil k] is; (0, 0) where the signed mask takes less than k."""
+        lo, hi = self._grid()
+        hi = torch.minimum(hi, 1.0 - self.r.gather(-1, end))
+        if self.operator.op == SIGN:
+            hi = torch.minimum(hi, self.pivot / self.lam)
+        lo = lo.clamp(min=self.reg.zero)
+        at, u, bracket = self._moved(_Bracket(lo, torch.maximum(hi, lo)))
+        linear = self.operator.exponent == 1.0 and self.operator.op != TWO_SIDED
+        u, _ = at._search(u, bracket, self._more(_LINEAR_PASSES if linear else _PASSES))
+        if self.operator.op != SIGN:
+            return State(at.pivot, u)
+        share = self.reg.response((self.s / self.lam).clamp(max=1.0))
+        pinned = (_sum(share - self.counted) <= self.frac) | (u >= at.pivot / self.lam)
+        return State(at.pivot.masked_fill_(pinned, 0.0), u.masked_fill_(pinned, 0.0))
+
+    def _grid(self) -> tuple[Tensor, Tensor]:
+        """Four cells of a grid for delta, of which the two in the middle have the root.
+
+        With entries in cells of the same size, at their lower ends, and delta on the grid, the left side
+        is a product of numbers of entries and a table of S; it is too small, and one cell on too large.
+        A root that is on the grid is within, where Newton's method may come from either side.
+        """
+        reg, (m, n) = self.reg, self.r.shape
+        cells = max(_FEWEST_CELLS, min(_MOST_CELLS, n // 4))
+        width = 1.0 - reg.zero
+        like: dict[str, Any] = {"dtype": self.r.dtype, "device": self.r.device}
+        h = width / cells
+        ends = torch.linspace(h - width, width, 2 * cells, **like).expand(m, -1).contiguous()
+        more = (self.rest - torch.searchsorted(self.r, ends)).to(self.r.dtype)
+        t = torch.linspace(reg.zero - width, 1.0 + width, 3 * cells + 1, **like)
+        table = reg.response(t.clamp(reg.zero, 1.0)).diff().unfold(0, 2 * cells, 1)
+        below = _sum(more @ table.T <= self.frac, self.r.dtype)
+        lo = below * h + (reg.zero - 3 * h)
+        return lo, lo + 4 * h
+
+    def _moved(self, bracket: _Bracket) -> tuple[_Straight, Tensor, _Bracket]:
+        """The same rows with a pivot in the middle of the bracket: the smaller delta, the more digits t
+        has. Next to so large a pivot that this would be rounded, only entries are without an error."""
+        rounding = 8.0 * self._eps * (1.0 + self.pivot.abs() / self.lam)
+        u = bracket.middle
+        moved, rounding = u * (rounding < 0.01), rounding.clamp(max=0.01)
+        at = self.pivot - self.lam * moved
+        ends = bracket.lo - moved - rounding, bracket.hi - moved + rounding
+        return replace(self, r=(self.s - at) / self.lam, pivot=at), u - moved, _Bracket(*ends)
+
+    def _kinks(self, alone: Tensor) -> Tensor:
+        return 1.0 - (alone - self.pivot) / self.lam
+
+    def _responses(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        t = self.r + u
+        z, slope = self.reg.response_and_slope(t.clamp(self.reg.zero, 1.0))
+        return z, slope * (t > self.reg.zero), t - 1.0
+
+    def _pass(self, u: Tensor, bracket: _Bracket) -> tuple[Tensor, _Bracket]:
+        if self.operator.exponent != 1.0 or self.operator.op == TWO_SIDED:
+            return super()._pass(u, bracket)
+        # Linear between kinks, in as few operations as it takes
+        t = self.r + u
+        z = t.clamp(0.0, 1.0)
+        size = _sum(t == z, z.dtype)
+        value = _sum(z - self.counted) - self.frac
+        bracket = bracket.narrowed(u, value <= 0)
+        target = torch.addcdiv(u, value, size, value=-1.0)
+        within = target == torch.clamp(target, bracket.lo, bracket.hi)
+        return torch.where(within, target, bracket.middle), bracket
+
+
+class _Curved(_Rows):
+    """With x^2/2 as phi, where v = pivot/(1 + u)."""
+
+    def find(self, end: Tensor) -> State:
+        """The state, given where a_[ceil k] is; (0, 0) where the threshold ends at 0."""
+        at = replace(self, alone=self._threshold_alone(self.s))
+        hi = at._kinks(at.alone.gather(-1, end))
+        # With what is at its upper end, a kink that may be looked at
+        hi = (hi + 4.0 * self._eps * (1.0 + hi.abs())).clamp(min=0.0)
+        bracket = _Bracket(torch.zeros_like(hi), hi)
+        u, bracket = at._search(bracket.middle, bracket, self._more(_CURVED_PASSES))
+        pivot, delta = at._from_nearby(u, bracket)
+        pinned = (_number(self.s > 0) <= self.whole) | (delta >= pivot / self.lam)
+        return State(pivot.masked_fill_(pinned, 0.0), delta.masked_fill_(pinned, 0.0))
+
+    def _threshold_alone(self, a: Tensor) -> Tensor:
+        one = torch.ones_like(self.lam)
+        return self.reg.response(lone_response(a, one, self.lam, self.reg, self.operator.phi(xp)))
+
+    def _kinks(self, alone: Tensor) -> Tensor:
+        return self.pivot / alone - 1.0
+
+    def _responses(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        v, unit = self.pivot / (1.0 + u), self.pivot / self.lam
+        t = (self.r + unit * (u / (1.0 + u))).clamp(min=0.0)
+        z, slope = self.reg.response_and_slope(t)
+        z = z / v
+        slope = slope * (unit / (v * (1.0 + u) ** 2)) + z / (1.0 + u)
+        return z, slope * (t > 0), z - 1.0
+
+    def _from_nearby(self, u: Tensor, bracket: _Bracket) -> State:
+        """The same threshold, from itself as the pivot, unless it is next to the pivot anyway."""
+        rounding = 8.0 * self._eps
+        moves = 100.0 * rounding * (1.0 + u) < u
+        at = torch.where(moves, self.pivot / (1.0 + u), self.pivot)
+        move = (at - self.pivot) / self.pivot
+        lo, hi, u = (move * (1.0 + end) + end for end in (*bracket, u))
+        margin = torch.where(moves, rounding, 0.0)
+        nearby = replace(self, r=(self.s - at) / self.lam, pivot=at)
+        u, _ = nearby._search(u, _Bracket(lo - margin, hi + margin), _LAST_PASSES)
+        return State(at, at / self.lam * (u / (1.0 + u)))
