@@ -16,9 +16,9 @@ SCRIPT = Path(__file__).parent / "other_device.py"
 # As many as are counted, and a few more.
 LAUNCHES = {
     "topk_mask p=2.00 False": 150,
-    "topk_mask p=1.50 False": 720,
-    "topk_mask p=1.50 True": 830,
-    "topk_mag p=2.0": 1000,
+    "topk_mask p=1.50 False": 750,
+    "topk_mask p=1.50 True": 850,
+    "topk_mag p=2.0": 1300,
     "topk_sign": 170,
     "topk_select": 190,
 }

@@ -25,7 +25,8 @@ from ..._maths.threshold import State
 from .._rows.namespace import LOOKS_NEVER as xp
 
 # In float32; one more pass of Newton's method doubles the digits.
-_LINEAR_PASSES, _PASSES, _CURVED_PASSES, _LAST_PASSES = 4, 8, 8, 2
+_LINEAR_PASSES, _PASSES, _CURVED_PASSES, _LAST_PASSES = 4, 8, 10, 2
+_MORE_PASSES = 6  # for magnitudes with p < 4/3, where thresholds are many orders of magnitude apart
 _FEWEST_CELLS, _MOST_CELLS = 16, 128
 
 
@@ -127,12 +128,20 @@ class _Rows:
         """u at which entries become whole."""
         raise NotImplementedError
 
-    def _search(self, u: Tensor, bracket: _Bracket, passes: int) -> tuple[Tensor, _Bracket]:
-        for _ in range(passes):
-            u, bracket = self._pass(u, bracket)
-        return u, bracket
+    def _middle(self, bracket: _Bracket) -> Tensor:
+        return bracket.middle
 
-    def _pass(self, u: Tensor, bracket: _Bracket) -> tuple[Tensor, _Bracket]:
+    def _search(self, u: Tensor, bracket: _Bracket, passes: int) -> tuple[Tensor, _Bracket]:
+        """The point with the smallest residual, as one more step may lead over a kink."""
+        best, least = u, torch.full_like(u, torch.inf)
+        for _ in range(passes):
+            following, bracket, residual = self._pass(u, bracket)
+            best, least = torch.where(residual < least, u, best), torch.minimum(residual, least)
+            u = following
+        return best, bracket
+
+    def _pass(self, u: Tensor, bracket: _Bracket) -> tuple[Tensor, _Bracket, Tensor]:
+        """The next u, and the residual at this one."""
         rounding = 4.0 * self._eps * self.operator.exponent
         z, slope, over = self._responses(u)
         above = over > rounding
@@ -143,23 +152,26 @@ class _Rows:
         value = mass - left
         below = value <= 0
         lo, hi = bracket = bracket.narrowed(u, below)
-        step = self._newton(value, mass, left, slope)
+        step = self._newton(u, value, mass, left, slope)
         target = u + step
         still = (step.abs() <= 2 * rounding * (1.0 + u.abs())) | (value.abs() <= rounding * left)
         target = torch.where(still, torch.clamp(target, lo, hi), target)
         # Where nothing is left for the block, an entry that is whole should not be.
         within = (left > 0) & (target >= lo) & (target <= hi)
         kink = self._next_kink(below, taken, reached)
-        other = torch.where((kink > lo) & (kink < hi), kink, bracket.middle)
-        return torch.where(within, target, other), bracket
+        other = torch.where((kink > lo) & (kink < hi), kink, self._middle(bracket))
+        return torch.where(within, target, other), bracket, value.abs()
 
-    def _newton(self, value: Tensor, mass: Tensor, left: Tensor, slope: Tensor) -> Tensor:
-        e = 1.0 / self.operator.exponent
+    def _newton(
+        self, u: Tensor, value: Tensor, mass: Tensor, left: Tensor, slope: Tensor
+    ) -> Tensor:
+        e, step = 1.0 / self.operator.exponent, -value / slope
         if e == 1.0 or self.operator.op == TWO_SIDED:
-            return -value / slope
-        # On mass^(p-1): linear in delta for one entry, nearly for many
+            return step
+        # On mass^(p-1): linear in delta for one entry, nearly for many. Where v is small beside the
+        # pivot, it is the mass that is linear in u.
         power = (mass ** (1.0 - e) * left.clamp(min=0.0) ** e - mass) / (e * slope)
-        return torch.where(mass > 0, power, -value / slope)
+        return torch.where((mass > 0) & (u <= 1.0), power, step)
 
     def _next_kink(self, below: Tensor, taken: Tensor, reached: Tensor) -> Tensor:
         """Of the first entry that is not whole yet, or of the last that is, on the way to the root."""
@@ -179,8 +191,10 @@ class _Straight(_Rows):
             hi = torch.minimum(hi, self.pivot / self.lam)
         lo = lo.clamp(min=self.reg.zero)
         at, u, bracket = self._moved(_Bracket(lo, torch.maximum(hi, lo)))
-        linear = self.operator.exponent == 1.0 and self.operator.op != TWO_SIDED
-        u, _ = at._search(u, bracket, self._more(_LINEAR_PASSES if linear else _PASSES))
+        if self.operator.exponent == 1.0 and self.operator.op != TWO_SIDED:
+            u = at._linear_search(u, bracket)
+        else:
+            u, _ = at._search(u, bracket, self._more(_PASSES))
         if self.operator.op != SIGN:
             return State(at.pivot, u)
         share = self.reg.response((self.s / self.lam).clamp(max=1.0))
@@ -225,18 +239,18 @@ class _Straight(_Rows):
         z, slope = self.reg.response_and_slope(t.clamp(self.reg.zero, 1.0))
         return z, slope * (t > self.reg.zero), t - 1.0
 
-    def _pass(self, u: Tensor, bracket: _Bracket) -> tuple[Tensor, _Bracket]:
-        if self.operator.exponent != 1.0 or self.operator.op == TWO_SIDED:
-            return super()._pass(u, bracket)
-        # Linear between kinks, in as few operations as it takes
-        t = self.r + u
-        z = t.clamp(0.0, 1.0)
-        size = _sum(t == z, z.dtype)
-        value = _sum(z - self.counted) - self.frac
-        bracket = bracket.narrowed(u, value <= 0)
-        target = torch.addcdiv(u, value, size, value=-1.0)
-        within = target == torch.clamp(target, bracket.lo, bracket.hi)
-        return torch.where(within, target, bracket.middle), bracket
+    def _linear_search(self, u: Tensor, bracket: _Bracket) -> Tensor:
+        """For p = 2: linear between kinks, in as few operations as it takes."""
+        for _ in range(self._more(_LINEAR_PASSES)):
+            t = self.r + u
+            z = t.clamp(0.0, 1.0)
+            size = _sum(t == z, z.dtype)
+            value = _sum(z - self.counted) - self.frac
+            bracket = bracket.narrowed(u, value <= 0)
+            target = torch.addcdiv(u, value, size, value=-1.0)
+            within = target == torch.clamp(target, bracket.lo, bracket.hi)
+            u = torch.where(within, target, bracket.middle)
+        return u
 
 
 class _Curved(_Rows):
@@ -249,17 +263,26 @@ class _Curved(_Rows):
         # With what is at its upper end, a kink that may be looked at
         hi = (hi + 4.0 * self._eps * (1.0 + hi.abs())).clamp(min=0.0)
         bracket = _Bracket(torch.zeros_like(hi), hi)
-        u, bracket = at._search(bracket.middle, bracket, self._more(_CURVED_PASSES))
+        passes = self._more(_CURVED_PASSES + (_MORE_PASSES if self.operator.exponent > 3.0 else 0))
+        u, bracket = at._search(self._middle(bracket), bracket, passes)
         pivot, delta = at._from_nearby(u, bracket)
         pinned = (_number(self.s > 0) <= self.whole) | (delta >= pivot / self.lam)
         return State(pivot.masked_fill_(pinned, 0.0), delta.masked_fill_(pinned, 0.0))
 
     def _threshold_alone(self, a: Tensor) -> Tensor:
-        one = torch.ones_like(self.lam)
-        return self.reg.response(lone_response(a, one, self.lam, self.reg, self.operator.phi(xp)))
+        """Which may be too small for its dtype."""
+        one, tiny = torch.ones_like(self.lam), torch.finfo(self.lam.dtype).tiny
+        alone = lone_response(a, one, self.lam, self.reg, self.operator.phi(xp))
+        return self.reg.response(alone).clamp(min=tiny)
 
     def _kinks(self, alone: Tensor) -> Tensor:
-        return self.pivot / alone - 1.0
+        return (self.pivot / alone - 1.0).clamp(max=torch.finfo(self.lam.dtype).max / 8)
+
+    def _middle(self, bracket: _Bracket) -> Tensor:
+        """By ratio, where the ends of v are far apart."""
+        lo, hi = bracket
+        ratio = (1.0 + lo).sqrt() * (1.0 + hi).sqrt() - 1.0
+        return torch.where(hi > 1.0 + 2.0 * lo, torch.clamp(ratio, lo, hi), bracket.middle)
 
     def _responses(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         v, unit = self.pivot / (1.0 + u), self.pivot / self.lam
@@ -278,5 +301,5 @@ class _Curved(_Rows):
         lo, hi, u = (move * (1.0 + end) + end for end in (*bracket, u))
         margin = torch.where(moves, rounding, 0.0)
         nearby = replace(self, r=(self.s - at) / self.lam, pivot=at)
-        u, _ = nearby._search(u, _Bracket(lo - margin, hi + margin), _LAST_PASSES)
+        u, _ = nearby._search(u, _Bracket((lo - margin).clamp(min=-0.5), hi + margin), _LAST_PASSES)
         return State(at, at / self.lam * (u / (1.0 + u)))
