@@ -328,7 +328,7 @@ def test_more_passes_change_nothing(op, e, n, monkeypatch):
     reg, phi = operator.reg(LOOKS_NEVER), operator.phi(LOOKS_NEVER)
 
     def shares():
-        pivot, delta = vectorized.solve(x, k, lam, op, e).double().split(1, dim=-1)
+        pivot, delta = vectorized.state_of(x, k, lam, op, e).double().split(1, dim=-1)
         t = ((x.abs() if phi.even else x).double() - pivot) / lam.double() + delta
         v = (pivot - lam.double() * delta).clamp_min(1e-30)
         return (reg.response(t.clamp_min(reg.zero)) / phi.prime(v)).clamp(0.0, 1.0)

@@ -96,7 +96,6 @@ class Tile:
     n: int
 
     is_bracketed: ClassVar[bool] = False
-    is_sorted: ClassVar[bool] = False
 
     @property
     def index(self) -> Array:
