@@ -128,12 +128,13 @@ def shape_table(seconds: float) -> list[dict[str, Any]]:
 def operator_table(seconds: float) -> list[dict[str, Any]]:
     results = []
     print("\nforward of others and on other inputs, over topk_mask with p = 2 on N(0, 1)")
-    names = ["p=4/3", "two-sided 3/2", "topk_mag", *inputs(1, 1)]
+    names = ["lam=0", "p=4/3", "two-sided 3/2", "topk_mag", *inputs(1, 1)]
     print(f"{'':24s}" + "".join(f"{name:>14s}" for name in names))
     for rows, n, k in SHAPES:
         x, f = torch.randn(rows, n), mask(k)
         contestants: dict[str, Callable[[], object]] = {
             "p=2": lambda f=f, x=x: f(x),
+            "lam=0": lambda x=x, k=k: st.topk_mask(x, k, 0.0),
             "p=4/3": lambda x=x, k=k: st.topk_mask(x, k, LAM, p=4 / 3),
             "two-sided 3/2": lambda x=x, k=k: st.topk_mask(x, k, LAM, p=1.5, two_sided=True),
             "topk_mag": lambda x=x, k=k: st.topk_mag(x, k, LAM),

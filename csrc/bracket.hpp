@@ -13,6 +13,7 @@
 #include "digits.hpp"
 #include "kinds.hpp"
 #include "sample.hpp"
+#include "vectors.hpp"
 
 namespace sparsetopk {
 namespace SPARSETOPK_LEVEL {
@@ -91,29 +92,61 @@ SPARSETOPK_LOOP Moments<Wide<X>> moments(const X* x, std::size_t n) {
   return {double(first) + mean, ::sqrt(larger(variance, 0.0)), least(lo), most(hi)};
 }
 
-// The rank-th largest (from 0) of n values, which are reordered: Hoare's selection.
+// The smallest of n keys, and the largest of those up to ``limit``.
 template <class T>
-SPARSETOPK_LOOP T select(T* values, std::size_t n, std::size_t rank) {
-  std::size_t begin = 0, end = n;
-  while (end - begin > 1) {
-    const T a = values[begin], b = values[begin + (end - begin) / 2], c = values[end - 1];
-    const T pivot = larger(smaller(a, b), smaller(larger(a, b), c));
-    std::size_t i = begin, j = end - 1;
-    for (;; ++i, --j) {
-      while (values[i] > pivot) ++i;
-      while (pivot > values[j]) --j;
-      if (i >= j) break;
-      const T swap = values[i];
-      values[i] = values[j], values[j] = swap;
-    }
-    if (i == j) {  // values[i] is the pivot
-      if (rank == i) return values[i];
-      (rank < i ? end : begin) = rank < i ? i : i + 1;
-    } else {
-      (rank < i ? end : begin) = i;
-    }
+struct Ends {
+  T smallest = T(HUGE_VAL), largest = -T(HUGE_VAL);
+};
+template <bool kAbsolute, class X>
+SPARSETOPK_LOOP Ends<Wide<X>> ends(const X* x, std::size_t n, Wide<X> limit) {
+  using T = Wide<X>;
+  using V = Vector<T>;
+  Ends<T> found;
+  V lo = all_lanes(found.smallest), hi = all_lanes(found.largest);
+  const V none = hi, most = all_lanes(limit);
+  std::size_t i = 0;
+  for (; i + kWidth<T> <= n; i += kWidth<T>) {
+    const V wide = load(x + i), value = kAbsolute ? absolute_lanes(wide) : wide;
+    lo = smaller_lanes(lo, value), hi = larger_lanes(hi, value <= most ? value : none);
   }
-  return values[rank];
+  for (std::size_t j = 0; j < kWidth<T>; ++j)
+    found.smallest = smaller(found.smallest, T(lo[j])), found.largest = larger(found.largest, T(hi[j]));
+  for (; i < n; ++i) {
+    const T value = key<kAbsolute>(x[i]);
+    found.smallest = smaller(found.smallest, value);
+    found.largest = larger(found.largest, value <= limit ? value : found.largest);
+  }
+  return found;
+}
+
+// How many of n values are over the cut.
+template <class T>
+inline std::size_t count_over(const T* values, std::size_t n, T cut) {
+  constexpr std::size_t kW = kWidth<T>;
+  Flags<T> even{}, odd{};
+  const Vector<T> over = all_lanes(cut);
+  std::size_t i = 0, count = 0;
+  for (; i + 2 * kW <= n; i += 2 * kW) even -= load(values + i) > over, odd -= load(values + i + kW) > over;
+  even += odd;
+  for (std::size_t j = 0; j < kW; ++j) count += std::size_t(even[j]);
+  for (; i < n; ++i) count += values[i] > cut;
+  return count;
+}
+
+// The rank-th largest (from 0) of n values, none of which is NaN: the bits of where it is are halved by counting, which
+// vectorises, until they are one number or as many values are over them as there should be.
+template <class T>
+SPARSETOPK_LOOP T select(const T* values, std::size_t n, std::size_t rank) {
+  const Ends<T> all = ends<false>(values, n, T(HUGE_VAL));
+  Ordered<T> lo = ordered(all.smallest), hi = ordered(all.largest);
+  while (lo < hi) {
+    const Ordered<T> middle = lo + (hi - lo) / 2;
+    const std::size_t over = count_over(values, n, from_ordered<T>(middle));
+    if (over > rank) lo = middle + 1;
+    if (over <= rank) hi = middle;
+    if (over == rank) break;
+  }
+  return ends<false>(values, n, from_ordered<T>(hi)).largest;
 }
 
 // All keys of a row that are finite, by their ends, and the numbers of those that are not.
@@ -161,25 +194,14 @@ struct Open {
   // above, and (unless that can wait) what is where in the bracket, while it is in the first cache.
   template <bool kAbsolute>
   SPARSETOPK_LOOP void gather(const X* source, std::size_t n, const Window<T>& window, T lo, T hi, bool counts = true) {
-    constexpr T limit = T(Limits<T>::largest);
-    const T from = window.from, to = window.to;
     std::size_t kept = 0;
     over_hi = from_lo = 0;
-    for_tiles<kAbsolute>(source, n, [&](const T* keys, std::size_t i, std::size_t length) {
-      std::uint32_t positions[kTile + 16];
-      std::uint32_t over = 0, bad = 0;
-      for (std::size_t j = 0; j < length; ++j) {
-        over += keys[j] > to;
-        bad += kAbsolute ? !(keys[j] <= limit) : keys[j] != keys[j];
-      }
-      const std::size_t count = positions_between(keys, length, from, to, positions);
-      if (count == length)
-        std::memmove(entries + kept, source + i, length * sizeof(X));
-      else
-        for (std::size_t j = 0; j < count; ++j) entries[kept + j] = source[i + positions[j]];
-      if (counts) add<kAbsolute>(entries + kept, count, lo, hi);
-      kept += count, whole += over, invalid |= bad != 0;
-    });
+    for (std::size_t i = 0; i < n; i += kTile) {
+      const TilePart tile =
+          keep_between<kAbsolute>(source + i, smaller(kTile, n - i), window.from, window.to, entries + kept);
+      if (counts) add<kAbsolute>(entries + kept, tile.count, lo, hi);
+      kept += tile.count, whole += tile.over, invalid |= tile.invalid;
+    }
     size = kept;
   }
 
@@ -238,11 +260,13 @@ Window<T> window(const Bracket<T>& bracket, double lam, const Kind& kind) {
           step_up(T(smaller(to + slack * ::fabs(to), limit)))};
 }
 
-// Whether the bracket is no wider than what is pooled in any case.
+// Whether the bracket is no wider than a few times what is pooled in any case.
 template <class T, class Kind>
 bool pools(const Bracket<T>& bracket, double lam, const Kind& kind) {
   const double pooled = lam * (kind.top(double(bracket.hi)) - Kind::zero);
-  const bool narrow = double(bracket.hi) - double(bracket.lo) <= 2 * pooled && bracket.hi < T(Limits<T>::largest);
+  // Newton's method may start from further away where S costs next to nothing, and doubles have digits to spare.
+  constexpr double widest = sizeof(T) == sizeof(float) && Kind::kCheap ? 16 : 2;
+  const bool narrow = double(bracket.hi) - double(bracket.lo) <= widest * pooled && bracket.hi < T(Limits<T>::largest);
   // In magnitude lam is a pure number, and a large one pools what is scales apart: the pivot must be of the size
   // of the threshold. A boundary at 0 is a case of its own: find out.
   return narrow && (!Kind::kMagnitude || double(bracket.hi) - double(bracket.lo) <= 16 * double(bracket.lo));
@@ -334,12 +358,25 @@ void cut_at(Bracket<Wide<X>>& bracket, Open<X>& open, Wide<X> cut) {
   }
 }
 
+// A bracket that is open on one side ends where the copy does, of which all that is not decided is part.
+template <bool kAbsolute, class X>
+SPARSETOPK_LOOP void close(Bracket<Wide<X>>& bracket, const Open<X>& open) {
+  using T = Wide<X>;
+  constexpr T limit = T(Limits<T>::largest);
+  const bool closed = bracket.lo > -limit && limit > bracket.hi;
+  if (closed || open.size == 0) return;
+  const Ends<T> copy = ends<kAbsolute>(open.entries, open.size, limit);
+  bracket.lo = larger(bracket.lo, copy.smallest), bracket.hi = smaller(bracket.hi, copy.largest);
+  bracket.read += open.size;
+}
+
 // Cut the bracket at keys inside it until it is exact, or no wider than what is pooled in any case. False if it is
 // not so far after reading as many entries as are allowed; two more looks at the copy are for a boundary that is found.
 template <class X, class Kind>
 bool tighten(Bracket<Wide<X>>& bracket, Open<X>& open, double lam, const Kind& kind, std::size_t allowed) {
   constexpr bool kAbsolute = Kind::kAbsolute;
   const std::size_t most = bracket.read + allowed;
+  if (!bracket.exact) close<kAbsolute>(bracket, open);
   bracket.exact |= bracket.lo == bracket.hi;
   while (!bracket.exact && !pools(bracket, lam, kind)) {
     if (bracket.inside() <= kFew) {

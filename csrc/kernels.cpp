@@ -44,9 +44,10 @@ void with_magnitude(double e, Dtype dtype, F&& f) {
 
 template <class F>
 void with_types(const Problem& problem, F&& f) {
-  const double e = problem.exponent;
+  const bool hard = problem.hard();
+  const double e = hard ? 1 : problem.exponent;
   const auto with = [&](const auto& kind) { with_dtype(problem.dtype, kind, f); };
-  switch (problem.op) {
+  switch (hard && problem.op == Operator::two_sided ? Operator::mask : problem.op) {
     case Operator::mask:
       if (e == 1) return with(Mask<Power<1>>{});
       if (e == 2) return with(Mask<Power<2>>{});
@@ -73,8 +74,10 @@ void forward(const Problem& problem, std::size_t begin, std::size_t end, void* y
     NormalGuess normal{Kind::kAbsolute};
     std::size_t read = 0;
     if constexpr (kHasLanes<Kind>)
-      if (fit_lanes(problem, kLongestLane))
-        return forward_lanes(problem, kind, begin, end, static_cast<X*>(y), normal, read), add_entries_read(read);
+      if (fit_lanes(problem, kLongestLane)) {
+        const auto run = problem.hard() ? forward_hard_lanes<X, Kind> : forward_lanes<X, Kind>;
+        return run(problem, kind, begin, end, static_cast<X*>(y), normal, read), add_entries_read(read);
+      }
     for (std::size_t i = begin; i < end; ++i) {
       const Row<X, Kind> row = rows[i];
       X* out = static_cast<X*>(y) + i * problem.n;
@@ -92,7 +95,7 @@ void backward(const Problem& problem, std::size_t begin, std::size_t end, const 
     using Kind = typename std::decay<decltype(kind)>::type;
     const Rows<X, Kind> rows{problem, kind};
     if constexpr (kHasLanes<Kind>)
-      if (fit_lanes(problem, kLongestLaneBackward)) {
+      if (fit_lanes(problem, kLongestLaneBackward) && !problem.hard()) {
         const bool all = dk != nullptr || dlam != nullptr;
         const auto run = all ? backward_lanes<X, Kind, true> : backward_lanes<X, Kind, false>;
         return run(problem, kind, begin, end, static_cast<const X*>(g), static_cast<X*>(dx), dk, dlam);

@@ -46,8 +46,8 @@ struct Asked {
       // Next to 0 and to n all of y hangs on digits that a float has not.
       constexpr double kMargin = 1e-3;
       const bool is_k = one_k >= kMargin && one_k <= double(problem.n) - kMargin;
-      const bool is_lam = one_lam >= double(kLeastLam) && one_lam <= double(kMostLam);
-      const double a_k = is_k ? one_k : 0.5, a_lam = is_lam ? one_lam : 1, floor = ::floor(a_k);
+      const bool is_lam = problem.hard() || (one_lam >= double(kLeastLam) && one_lam <= double(kMostLam));
+      const double a_k = is_k ? one_k : 0.5, a_lam = is_lam && one_lam > 0 ? one_lam : 1, floor = ::floor(a_k);
       values[0][i] = T(a_k), values[1][i] = T(a_lam), values[2][i] = T(1 / a_lam);
       values[3][i] = T(floor < a_k ? floor + 1 : floor), values[4][i] = T(floor + 1);
       values[5][i] = is_k && is_lam, values[6][i] = T(a_k - floor);
@@ -511,6 +511,16 @@ SPARSETOPK_LOOP void to_outputs(const LaneCurve<Kind, T>& curve, Vector<T>* keys
   for (std::size_t j = 0; j < n; ++j) keys[j] = at(keys[j]);
 }
 
+// A row that lanes are not for.
+template <class X, class Kind>
+void forward_other(const Problem& problem, const Kind& kind, std::size_t i, X* y, NormalGuess& normal,
+                   std::size_t& read) {
+  const X* x = static_cast<const X*>(problem.x) + i * problem.row_stride;
+  const Row<X, Kind> row{x, problem.n, problem.k_of(i), problem.lam_of(i), kind, problem.debias, 1};
+  problem.state[i] = row.solve(y + i * problem.n, normal, read);
+  forward_row(row, problem.state[i], y + i * problem.n);
+}
+
 template <class X, class Kind>
 void forward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, std::size_t end, X* y,
                    NormalGuess& normal, std::size_t& read) {
@@ -541,13 +551,106 @@ void forward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, 
     T pivots[kW], deltas[kW];
     store(rows.pivot, pivots), store(rows.delta, deltas);
     for (std::size_t i = 0; i < count; ++i) problem.state[first + i] = {double(pivots[i]), double(deltas[i])};
-    for (unsigned bits = ~bits_of(rows.solved) & ((1u << count) - 1); bits != 0; bits &= bits - 1) {
-      const std::size_t row = first + std::size_t(__builtin_ctz(bits));
-      const Row<X, Kind> one_row{
-          x + row * problem.row_stride, n, problem.k_of(row), problem.lam_of(row), kind, problem.debias, 1};
-      problem.state[row] = one_row.solve(y + row * n, normal, read);
-      forward_row(one_row, problem.state[row], y + row * n);
-    }
+    for (unsigned bits = ~bits_of(rows.solved) & ((1u << count) - 1); bits != 0; bits &= bits - 1)
+      forward_other(problem, kind, first + std::size_t(__builtin_ctz(bits)), y, normal, read);
+  }
+}
+
+// --------------------------------------------------------------------------------------------------- hard rows
+
+// Numbers that are ordered as the keys are, and back.
+template <class T>
+inline Flags<T> ordered_lanes(Vector<T> keys) {
+  const Flags<T> bits = (Flags<T>)keys;
+  return bits ^ ((bits >> (8 * int(sizeof(T)) - 1)) & ~(Flags<T>{} + Ordered<T>(kOrderedZero<T>)));
+}
+
+// How many keys are at least, or (``kOver``) over, the cut.
+template <bool kOver, class T>
+inline Flags<T> count_lanes(const Vector<T>* keys, std::size_t n, Vector<T> cut) {
+  Flags<T> even{}, odd{};
+  std::size_t i = 0;
+  for (; i + 2 <= n; i += 2) {
+    even -= kOver ? keys[i] > cut : keys[i] >= cut;
+    odd -= kOver ? keys[i + 1] > cut : keys[i + 1] >= cut;
+  }
+  if (i < n) even -= kOver ? keys[i] > cut : keys[i] >= cut;
+  return even + odd;
+}
+
+// x_[ceil k], of any rank: its bits are halved by counting, until they are one number or as many keys are there.
+template <class T>
+SPARSETOPK_LOOP LaneBoundary<T> boundary_by_halving(const Vector<T>* keys, std::size_t n, const Asked<T>& asked) {
+  using V = Vector<T>;
+  using F = Flags<T>;
+  V smallest = keys[0], largest = keys[0], zeros{};
+  for (std::size_t i = 0; i < n; ++i) {
+    smallest = smaller_lanes(smallest, keys[i]), largest = larger_lanes(largest, keys[i]);
+    zeros += keys[i] * 0;
+  }
+  const F above = __builtin_convertvector(asked.above, F);
+  F lo = ordered_lanes<T>(smallest), hi = ordered_lanes<T>(largest);
+  while (bits_of(lo < hi) != 0) {
+    const F middle = (lo | hi) - ((lo ^ hi) >> 1);  // half way, rounded up
+    const V cut = (V)ordered_lanes<T>((V)middle);
+    const F count = count_lanes<false, T>(keys, n, cut);
+    const F open = lo < hi, enough = count >= above;
+    lo = open & enough ? middle : lo;
+    hi = open ? (count == above ? lo : enough ? hi : middle - 1) : hi;
+  }
+  const V cut = (V)ordered_lanes<T>((V)lo);
+  V found = largest;
+  for (std::size_t i = 0; i < n; ++i) found = keys[i] >= cut ? smaller_lanes(found, keys[i]) : found;
+  return {found, found, zeros == 0};
+}
+
+// What write_hard does in output.hpp, in the place of the keys. ``whole`` entries at the pivot have z = 1, and the next
+// one what k has beyond whole numbers.
+template <class Kind, class T>
+SPARSETOPK_LOOP void to_hard_outputs(Vector<T>* keys, std::size_t n, Vector<T> pivot, Vector<T> whole,
+                                     Vector<T> fraction) {
+  const Vector<T> none{}, one = all_lanes(T(1));
+  for (std::size_t j = 0; j < n; ++j) {
+    const Vector<T> a = keys[j];
+    const Vector<T> shared = whole >= 1 ? one : whole == 0 ? fraction : none;
+    const Vector<T> z = a > pivot ? one : a == pivot ? shared : none;
+    whole -= a == pivot ? one : none;
+    keys[j] = Kind::kMagnitude ? z * a : z;
+  }
+}
+
+// lam = 0: the largest are selected, whatever p is.
+template <class X, class Kind>
+void forward_hard_lanes(const Problem& problem, const Kind& kind, std::size_t begin, std::size_t end, X* y,
+                        NormalGuess& normal, std::size_t& read) {
+  using T = Wide<X>;
+  using V = Vector<T>;
+  constexpr std::size_t kW = kWidth<T>;
+  V keys[kLongestLane];
+  const std::size_t n = problem.n;
+  const X* x = static_cast<const X*>(problem.x);
+  Asked<T> asked(problem, begin, 1);
+  for (std::size_t first = begin; first < end; first += kW) {
+    const std::size_t count = smaller(kW, end - first);
+    if (problem.k_stride != 0) asked.fill(problem, first, count);
+    to_lanes(x + first * problem.row_stride, problem.row_stride, count, n, keys);
+    if (Kind::kAbsolute)
+      for (std::size_t j = 0; j < n; ++j) keys[j] = absolute_lanes(keys[j]);
+    const bool few = bits_of(asked.above > T(kRanks)) == 0;
+    const LaneBoundary<T> boundary = n <= 8    ? boundary_of_few<8, T>(keys, n, asked)
+                                     : n <= 16 ? boundary_of_few<16, T>(keys, n, asked)
+                                     : few     ? boundary_of_largest<T>(keys, n, asked)
+                                               : boundary_by_halving<T>(keys, n, asked);
+    const V over = __builtin_convertvector(count_lanes<true, T>(keys, n, boundary.above), V);
+    to_hard_outputs<Kind, T>(keys, n, boundary.above, asked.below - 1 - over, asked.fraction);
+    to_signed_rows<Kind>(problem, first, count, keys, y);
+    T pivots[kW], overs[kW];
+    store(boundary.above, pivots), store(over, overs);
+    for (std::size_t i = 0; i < count; ++i)
+      problem.state[first + i] = {double(pivots[i]), problem.k_of(first + i) - double(overs[i])};
+    const unsigned solved = bits_of(asked.fits & boundary.finite);
+    for (unsigned bits = ~solved & ((1u << count) - 1); bits != 0; bits &= bits - 1)
+      forward_other(problem, kind, first + std::size_t(__builtin_ctz(bits)), y, normal, read);
   }
 }
 

@@ -99,25 +99,66 @@ struct Solved : Curve<Kind> {
   }
 };
 
-// y for kLanes entries: every entry by the same formula.
+// Every entry by the same formula, for responses that cost next to nothing.
 template <class X, class Kind>
-inline void write_lanes(const Curve<Kind>& row, double debiased, double shrink, const X* x, X* y) {
-  for (std::size_t j = 0; j < kLanes; ++j)
-    y[j] = with_sign<Kind>(row.cheap_output(double(key<Kind::kAbsolute>(x[j])), debiased, shrink), x[j]);
+struct Formula {
+  Curve<Kind> curve;
+  double debiased, shrink;
+
+  explicit Formula(const Curve<Kind>& curve_)
+      : curve(curve_), debiased(curve.debias ? 1 : 0), shrink(curve.debias ? 1 : 1 / (1 + curve.lam)) {}
+  X operator()(X x) const {
+    return with_sign<Kind>(curve.cheap_output(double(key<Kind::kAbsolute>(x)), debiased, shrink), x);
+  }
+};
+
+// The same in float alone, which is four times as fast.
+template <class X, class Kind>
+struct FloatFormula {
+  static constexpr bool kAbsolute = Kind::kAbsolute, kMagnitude = Kind::kMagnitude;
+  Kind kind;
+  FloatDistance<Kind> distance;
+  float top, debias_lam, shrink;
+
+  explicit FloatFormula(const Curve<Kind>& curve)
+      : kind(curve.kind),
+        distance(curve.distance, curve.v),
+        top(float(curve.top)),
+        debias_lam(curve.debias ? float(curve.lam) : 0),
+        shrink(curve.debias ? 1 : float(1 / (1 + curve.lam))) {}
+  X operator()(X x) const {
+    const float wide = widen(x), a = kAbsolute ? absolute(wide) : wide, t = distance(a);
+    const float low = t > 0 ? t : 0, at = low < top ? low : top, inside = kind.response(at);
+    // No magnitude is above its entry, not even by rounding.
+    const float y = !kMagnitude ? inside : t < top ? smaller(inside + debias_lam * at, a) : a * shrink;
+    return narrow<X>(kAbsolute ? __builtin_copysignf(y, wide + 0.0f) + 0.0f : y);
+  }
+};
+
+template <class X, class F>
+inline void write_lanes(const F& f, const X* x, X* y) {
+  for (std::size_t j = 0; j < kLanes; ++j) y[j] = f(x[j]);
 }
 
-template <class X, class Kind>
-void write_all(const Curve<Kind>& row, const X* __restrict x, std::size_t n, X* __restrict y) {
-  const Curve<Kind> curve = row;  // in registers: y might be anything
-  const double debiased = curve.debias ? 1 : 0, shrink = curve.debias ? 1 : 1 / (1 + curve.lam);
+template <class X, class F>
+SPARSETOPK_LOOP void write_all(const F& formula, const X* __restrict x, std::size_t n, X* __restrict y) {
+  const F f = formula;  // in registers: y might be anything
   std::size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) write_lanes(curve, debiased, shrink, x + i, y + i);
+  for (; i + kLanes <= n; i += kLanes) write_lanes(f, x + i, y + i);
   if (i == n) return;
-  if (n >= kLanes) return write_lanes(curve, debiased, shrink, x + n - kLanes, y + n - kLanes);
+  if (n >= kLanes) return write_lanes(f, x + n - kLanes, y + n - kLanes);
   X some[kLanes] = {}, out[kLanes];
   std::memcpy(some, x, n * sizeof(X));
-  write_lanes(curve, debiased, shrink, some, out);
+  write_lanes(f, some, out);
   std::memcpy(y, out, n * sizeof(X));
+}
+
+// y of part of a row where S costs next to nothing.
+template <class X, class Kind>
+void write_cheap(const Curve<Kind>& curve, const X* x, std::size_t n, X* y) {
+  if constexpr (sizeof(Wide<X>) == sizeof(float) && Kind::zero == 0)
+    if (FloatDistance<Kind>::fits(curve.v, curve.lam)) return write_all(FloatFormula<X, Kind>(curve), x, n, y);
+  write_all(Formula<X, Kind>(curve), x, n, y);
 }
 
 // y where S is costly: 0 or 1 (or x) for most entries, and S for those in between.
@@ -140,15 +181,50 @@ void write_inside(const Solved<X, Kind>& row, const X* x, std::size_t n, X* y) {
   });
 }
 
-// A mass of ``delta`` for the entries at the pivot, the first ones first, and 1 for those above.
+// Hard rows: z = 1 for keys above the pivot, and a mass of ``delta`` for those at it, the first ones first.
+//
+// Over a part of a row: f(x, g) for keys above the pivot, and 0. Returns where the first tile begins that has keys at it.
+template <class Kind, class X, class F>
+std::size_t write_above(const X* __restrict x, const X* __restrict g, std::size_t n, double pivot, X* __restrict y,
+                        F f) {
+  std::size_t first = n;
+  const auto at = Wide<X>(pivot);
+  for (std::size_t i = 0; i < n; i += kTile) {
+    const std::size_t length = smaller(kTile, n - i);
+    std::uint32_t ties = 0;
+    for (std::size_t j = 0; j < length; ++j) {
+      const Wide<X> a = key<Kind::kAbsolute>(x[i + j]);
+      const X value = f(x[i + j], g[i + j]);
+      y[i + j] = a > at ? value : X{};
+      ties += a == at;
+    }
+    if (ties > 0) first = smaller(first, i);
+  }
+  return first;
+}
+
 template <class X, class Kind, class F>
-void for_hard_mask(const Row<X, Kind>& row, State state, F&& f) {
+SPARSETOPK_LOOP void write_hard(const Row<X, Kind>& row, State state, const X* g, X* y, F f) {
+  using T = Wide<X>;
+  std::size_t first[kBlocks];
+  const Blocks blocks(row.n);
+  blocks.run(row.threads, [&](std::size_t block, std::size_t begin, std::size_t length) {
+    first[block] = write_above<Kind>(row.x + begin, g + begin, length, state.pivot, y + begin, f);
+  });
   double left = state.delta;
-  for (std::size_t j = 0; j < row.n; ++j) {
-    const double a = double(key<Kind::kAbsolute>(row.x[j]));
-    const double z = a > state.pivot ? 1 : a == state.pivot ? smaller(left, 1.0) : 0;
-    if (a == state.pivot) left -= z;
-    f(j, z);
+  for (std::size_t block = 0; block < blocks.count; ++block) {
+    const std::size_t begin = smaller(row.n, block * blocks.size + first[block]);
+    const std::size_t end = smaller(row.n, (block + 1) * blocks.size);
+    for (std::size_t i = begin; i < end && left > 0; i += kTile)
+      for_tiles<Kind::kAbsolute>(
+          row.x + i, smaller(kTile, end - i), [&](const T* keys, std::size_t, std::size_t length) {
+            std::uint32_t positions[kTile + 16];
+            const std::size_t count = positions_between(keys, length, T(state.pivot), T(state.pivot), positions);
+            for (std::size_t j = 0; j < count && left > 0; ++j, left -= 1) {
+              const std::size_t at = i + positions[j];
+              y[at] = narrow<X>(T(smaller(left, 1.0)) * widen(f(row.x[at], g[at])) + T(0));
+            }
+          });
   }
 }
 
@@ -161,7 +237,6 @@ void hold_down(const X* x, std::size_t n, X* y) {
 
 template <class X, class Kind>
 void forward_row(const Row<X, Kind>& row, State state, X* y) {
-  constexpr bool kMagnitude = Kind::kMagnitude;
   const X* x = row.x;
   if (state.pivot != state.pivot) {
     for (std::size_t j = 0; j < row.n; ++j) y[j] = narrow<X>(Wide<X>(kNaN));
@@ -174,9 +249,8 @@ void forward_row(const Row<X, Kind>& row, State state, X* y) {
       y[j] = with_sign<Kind>(a > -kInfinity ? solved.whole(a) : 0.0, x[j]);
     }
   } else if (row.lam == 0) {
-    for_hard_mask(row, state, [&](std::size_t j, double z) {
-      y[j] = with_sign<Kind>(kMagnitude ? z * double(key<true>(x[j])) : z, x[j]);
-    });
+    const auto whole = [](X a, X) { return Kind::kMagnitude ? a : with_sign<Kind>(1.0, a); };
+    write_hard(row, state, x, y, whole);
   } else if (state.pivot == kInfinity) {
     const double share = row.k > 0 ? row.k / state.delta : 0;
     for (std::size_t j = 0; j < row.n; ++j) y[j] = narrow<X>(Wide<X>(double(widen(x[j])) == kInfinity ? share : 0.0));
@@ -185,7 +259,7 @@ void forward_row(const Row<X, Kind>& row, State state, X* y) {
     if constexpr (Kind::kCheap) {
       const Curve<Kind> curve(row.kind, state, row.k, row.lam, row.debias);
       blocks.run(row.threads, [&](std::size_t, std::size_t begin, std::size_t length) {
-        write_all(curve, x + begin, length, y + begin);
+        write_cheap(curve, x + begin, length, y + begin);
       });
       if (kMagnitude && state.pivot > 1e300) hold_down(x, row.n, y);
     } else {
@@ -456,7 +530,7 @@ Cotangents backward_special(const Row<X, Kind>& row, State state, const X* g, X*
   for (std::size_t j = 0; j < row.n; ++j) dx[j] = narrow<X>(Wide<X>(invalid ? kNaN : 0.0));
   if (invalid) return {kNaN, kNaN};
   if (Kind::kMagnitude && row.lam == 0 && state.pivot != -kInfinity)
-    for_hard_mask(row, state, [&](std::size_t j, double z) { dx[j] = finite<X>(z * double(widen(g[j]))); });
+    write_hard(row, state, g, dx, [](X, X cotangent) { return cotangent; });
   if (Kind::kMagnitude && state.pivot == -kInfinity) {
     const bool plain = row.debias || row.lam == 0;
     const Solved<X, Kind> solved(row, {0, 0});

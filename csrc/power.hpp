@@ -37,7 +37,8 @@ template <int E>
 struct Power {
   double exponent = E;
   static constexpr bool kVector = true, kCheap = true;
-  double response(double t) const {
+  template <class A>
+  A response(A t) const {
     if constexpr (E == 1) return t;
     if constexpr (E == 2) return t * t;
     if constexpr (E == 3) return t * t * t;

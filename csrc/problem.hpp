@@ -43,6 +43,8 @@ struct Problem {
     const double value = lam[row * lam_stride];
     return value > 0 && value < least ? least : value;
   }
+  // Whether lam = 0 for all rows, and so no p has a part in what they are.
+  bool hard() const { return lam_stride == 0 && rows > 0 && lam[0] == 0; }
 };
 
 // What a loss is compared with: a label for each row, weights, or (both null) nothing.

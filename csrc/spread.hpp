@@ -189,11 +189,11 @@ bool cuts_hard(const Piece& piece, const Spread& row, Wide<X>& bound) {
 // Writes y for lam = 0, and returns what is left of the mass for the entries at the pivot.
 template <class X, class Kind>
 double hard_part(const Row<X, Kind>& row, double pivot, double left, X* y) {
-  for_hard_mask(row, {pivot, left}, [&](std::size_t j, double z) {
-    const double a = double(key<true>(row.x[j]));
+  for (std::size_t j = 0; j < row.n; ++j) {
+    const double a = double(key<true>(row.x[j])), z = a > pivot ? 1 : a == pivot ? smaller(left, 1.0) : 0;
     if (a == pivot) left -= z;
     y[j] = with_sign<Kind>(z * a, row.x[j]);
-  });
+  }
   return left;
 }
 

@@ -4,9 +4,10 @@
 // To find the boundary, and the entries that Newton's method is left with, no row of n > kShort entries is read more
 // than 8 times: at most 8 n + 3 kSample entries are read, of the row and of copies. Either the guess holds, and these
 // are a sample, one pass to check it, n + kSample at most to tighten it, 5 n for the digits of a double if that does not
-// do, and one pass to copy what is undecided; or it does not hold, and then a scan takes the place of the tightening. A short
-// row has three passes more at most, and 2 kSample entries: for its moments, for a second guess, and for digits that are shorter, as tables that
-// are longer than the row would be slower than passes over it.
+// do, and one pass to copy what is undecided; or it does not hold, and then a scan takes the place of the tightening. A
+// short row has three passes more at most, and 2 kSample entries: for its moments, for a second guess, and for digits
+// that are shorter, as tables that are longer than the row would be slower than passes over it. Not counted is how often
+// a sample, or a row of up to kTile entries, is looked at while it is in the first cache.
 #pragma once
 
 #include <cmath>
@@ -23,8 +24,8 @@ constexpr double kSteepest = 1e280;  // keeps sums and products of slopes finite
 
 // a -> t = (a - pivot)/lam + delta, by multiplication.
 struct Distance {
-  double pivot, delta, inverse;
-  Distance(double pivot_, double delta_, double lam) : pivot(pivot_), delta(delta_), inverse(1 / lam) {}
+  double pivot, delta, lam, inverse;
+  Distance(double pivot_, double delta_, double lam_) : pivot(pivot_), delta(delta_), lam(lam_), inverse(1 / lam) {}
   double operator()(double a) const { return (a - pivot) * inverse + delta; }
 };
 
@@ -97,7 +98,70 @@ struct Distances {
   std::size_t size;
   Distance distance;
   void (*fill)(const Distances& self, std::size_t begin, std::size_t length, double* t);
+  // The sums of all, where float has the digits; null or false where it has not.
+  bool (*in_float)(const Distances& self, double delta, Sums& sums) = nullptr;
 };
+
+// A threshold and distances to it in float alone. They are measured from the float that is next to v: near to it they
+// are exact, so that t has an error of a few roundings of its own, however small it is.
+template <class Kind>
+struct FloatDistance {
+  float pivot, inverse, delta;
+
+  FloatDistance(const Distance& from, double v)
+      : pivot(float(v)),
+        inverse(float(from.inverse)),
+        delta(float(((double(pivot) - from.pivot) + from.lam * from.delta) * from.inverse)) {}
+  // Whether all numbers are of a size that a float has room for, also squared. Where t starts at -1 it is not small
+  // where y is.
+  static bool fits(double v, double lam) {
+    const double size = ::fabs(v);
+    return Kind::zero == 0 && lam > 1e-12 && lam < 1e12 && size < 1e25 && (!Kind::kMagnitude || size > 1e-25);
+  }
+  float operator()(float a) const { return (a - pivot) * inverse + delta; }
+};
+
+// Sums for S(t) = t. Eight numbers in a row are added in float, and what they come to in double; as elsewhere there are
+// kLanes of each, however wide vectors are.
+template <class Kind, class X>
+SPARSETOPK_LOOP bool add_up_in_float(const Distances& self, double delta, Sums& sums) {
+  using V = Vector<float>;
+  constexpr std::size_t kBlock = 8 * kLanes, kW = kWidth<float>, kParts = kLanes / kW;
+  const double lam = self.distance.lam, v = self.distance.pivot - lam * delta;
+  if (!FloatDistance<Kind>::fits(v, lam)) return false;
+  const FloatDistance<Kind> distance({self.distance.pivot, delta, lam}, v);
+  const V pivot = all_lanes(distance.pivot), inverse = all_lanes(distance.inverse), shift = all_lanes(distance.delta);
+  const V none{}, top = all_lanes(Kind::kMagnitude ? float(v) : 1.0f);
+  double mass[kLanes] = {};
+  Flags<float> inside[kParts] = {}, above[kParts] = {};
+  const auto add = [&](const X* x) {
+    V part[kParts] = {};
+    float parts[kLanes];
+    for (std::size_t first = 0; first < kBlock; first += kLanes)
+#pragma GCC unroll 4
+      for (std::size_t p = 0; p < kParts; ++p) {
+        const V wide = load(x + first + p * kW), a = Kind::kAbsolute ? absolute_lanes(wide) : wide;
+        const V t = (a - pivot) * inverse + shift, low = larger_lanes(t, none);
+        part[p] += t < top ? low : none;
+        inside[p] -= t == smaller_lanes(low, top);
+        above[p] -= t >= top;
+      }
+    for (std::size_t p = 0; p < kParts; ++p) store(part[p], parts + p * kW);
+    for (std::size_t j = 0; j < kLanes; ++j) mass[j] += double(parts[j]);
+  };
+  const X* x = static_cast<const X*>(self.entries);
+  std::size_t i = 0;
+  for (; i + kBlock <= self.size; i += kBlock) add(x + i);
+  for (std::size_t p = 0; p < kParts; ++p)
+    for (std::size_t j = 0; j < kW; ++j) sums.slope += double(inside[p][j]), sums.above += double(above[p][j]);
+  sums.mass = total(mass);
+  for (; i < self.size; ++i) {
+    const float t = distance(key<Kind::kAbsolute>(x[i]));
+    sums.mass += t > 0 && t < top[0] ? double(t) : 0;
+    sums.slope += t >= 0 && t <= top[0], sums.above += t >= top[0];
+  }
+  return true;
+}
 
 template <bool kAbsolute, class X>
 void fill_distances(const Distances& self, std::size_t begin, std::size_t length, double* t) {
@@ -114,6 +178,7 @@ class Equation {
   }
   Sums operator()(double delta, double top) {
     Sums sums;
+    if (distances_.in_float != nullptr && !fits() && distances_.in_float(distances_, delta, sums)) return sums;
     if (fits()) {
       add_up(t_, distances_.size, delta, top, kind_, sums);
       return sums;
@@ -219,6 +284,7 @@ struct Row {
   void gather_otherwise(Bracket<T>& bracket, Open<X>& open, const Moments<T>& row) const;
   double small_threshold(const Open<X>& open, double left, double least, double small, double tolerance) const;
   State from_nearest(const Open<X>& open, double left, State state) const;
+  Distances distances_from(const Open<X>& open, const Distance& distance) const;
   State find(Bracket<T>& bracket, Open<X>& open) const;
 };
 
@@ -312,6 +378,14 @@ void Row<X, Kind>::gather_by_digits(Bracket<T>& bracket, Open<X>& open, const X*
   gather(bracket, open);
 }
 
+template <class X, class Kind>
+Distances Row<X, Kind>::distances_from(const Open<X>& open, const Distance& distance) const {
+  Distances distances{open.entries, open.size, distance, fill_distances<kAbsolute, X>};
+  if constexpr (sizeof(T) == sizeof(float) && std::is_base_of<Power<1>, Kind>::value)
+    distances.in_float = add_up_in_float<Kind, X>;
+  return distances;
+}
+
 // Magnitude: v from ``least`` to ``small``, which is returned if v is not below it.
 //
 // With a large lam, or p near 1, v is tiny beside the entries, and pivot - lam delta would lose its digits. Measured
@@ -320,7 +394,7 @@ template <class X, class Kind>
 double Row<X, Kind>::small_threshold(const Open<X>& open, double left, double least, double small,
                                      double tolerance) const {
   if (least < 1e-250) return least;  // so small that nothing depends on it
-  const Distances distances{open.entries, open.size, Distance(least, 0, lam), fill_distances<kAbsolute, X>};
+  const Distances distances = distances_from(open, Distance(least, 0, lam));
   const double lo = (least - small) / lam;
   // By as little as ``least`` itself is rounded, v may be below.
   const double hi = 16 * Limits<double>::epsilon * (1 + kind.exponent) * least / lam;
@@ -367,9 +441,11 @@ State Row<X, Kind>::find(Bracket<T>& bracket, Open<X>& open) const {
     // Only ties are undecided: they share equally.
     if (bracket.exact && bracket.lo == bracket.hi && bracket.inside() == open.size)
       return {pivot, kind.inverse((k - double(open.whole)) / double(open.size))};
-  const Distances distances{open.entries, open.size, distance, fill_distances<kAbsolute, X>};
-  // In float32 an error of 1e-7 before the last step leaves none that could be seen.
-  const double tolerance = sizeof(T) == sizeof(float) ? 1e-7 : 0;
+  const Distances distances = distances_from(open, distance);
+  // In float32 an error of 1e-7 before the last step leaves none that could be seen; sums in float have no more digits
+  // than for 1e-6.
+  const bool in_float = distances.in_float != nullptr && open.size > kTile;
+  const double tolerance = in_float ? 1e-6 : sizeof(T) == sizeof(float) ? 1e-7 : 0;
   const double left = k - double(open.whole);
   if constexpr (Kind::kMagnitude) {
     const double least = kind.at(alone).value, small = pivot / 64;
@@ -395,10 +471,19 @@ State Row<X, Kind>::find(Bracket<T>& bracket, Open<X>& open) const {
 // For a row that is not like a normal distribution, after a guess that did not hold.
 template <class X, class Kind>
 void Row<X, Kind>::gather_otherwise(Bracket<T>& bracket, Open<X>& open, const Moments<T>& row) const {
-  if (n <= kTile) {  // what counting has shown still holds
-    const bool higher = bracket.over_hi >= bracket.below, lower = bracket.from_lo < bracket.above;
-    const T lo = higher ? bracket.hi : row.smallest, hi = lower ? bracket.lo : row.largest;
-    bracket.lo = lo, bracket.hi = hi;
+  // What counting has shown still holds.
+  const bool higher = bracket.over_hi >= bracket.below, lower = bracket.from_lo < bracket.above;
+  const T lo = higher ? bracket.hi : row.smallest, hi = lower ? bracket.lo : row.largest;
+  bracket.lo = lo, bracket.hi = hi;
+  if (pools(bracket, lam, kind)) {
+    gather(bracket, open);
+  } else if (n <= kTile) {  // in the first cache, where halving is faster than guessing
+    T keys[kTile];
+    for (std::size_t j = 0; j < n; ++j) keys[j] = key<kAbsolute>(x[j]);
+    bracket.hi = select(keys, n, bracket.above - 1);
+    const T next = -next_up(-bracket.hi);
+    const bool both = count_over(keys, n, next) >= bracket.below;
+    bracket.lo = both ? bracket.hi : ends<false>(keys, n, next).largest;
     gather(bracket, open);
   } else if (!guess_from_sample(bracket) || !gather(bracket, open)) {
     bracket.lo = row.smallest, bracket.hi = row.largest;

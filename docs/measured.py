@@ -155,15 +155,30 @@ def draw_lengths(runs):
 
 
 def of_torch(content):
-    rows = [["rows x n", "k", "torch.topk", "x.clone()", "forward", "backward", "forward / topk"]]
+    rows = [["rows x n", "k", "torch.topk", "x.clone()", "forward", "backward"]]
+    rows[0] += [
+        "forward / topk",
+        "forward + backward / topk",
+        "forward / clone",
+        "backward / clone",
+    ]
+    ratios = (
+        ("forward", "topk"),
+        ("forward + backward", "topk"),
+        ("forward", "clone"),
+        ("backward", "clone"),
+    )
     for run in content["shapes"]:
         ms = run["ms"]
         times = [f"{ms[name]:.3g}" for name in ("topk", "clone", "forward", "backward")]
-        rows.append([shape(run), f"{run['k']:,}", *times, f"{ms['forward'] / ms['topk']:.2f}"])
+        over = [f"{ms[name] / ms[other]:.2f}" for name, other in ratios]
+        rows.append([shape(run), f"{run['k']:,}", *times, *over])
     names = list(content["operators"][0]["ms"])
     others = [["rows x n", *names]]
     for run in content["operators"]:
         others.append([shape(run), *(f"{run['ms'][n] / run['ms']['p=2']:.2f}" for n in names)])
+    inputs = names[names.index("Cauchy") :]
+    worst = max(run["ms"][n] / run["ms"]["p=2"] for run in content["operators"] for n in inputs)
     short = {name: 1e3 * ms for name, ms in content["overhead"].items()}
     sizes = list(content["peers"])
     peers = [["forward + backward", *sizes]]
@@ -185,7 +200,8 @@ def of_torch(content):
         "Forward, in rows of n entries, as many as make a million, or one: from what n on the fixed "
         "part of a call is paid, and where rows leave the caches.",
         "## Other operators and other input",
-        "Forward, against the mask with p = 2 on N(0, 1); from Cauchy on the mask on other input.",
+        "Forward, against the mask with p = 2 on N(0, 1); from Cauchy on the mask on other input, "
+        f"of which the slowest takes {worst:.1f} times as long.",
         table(others),
         "## Threads",
         "How many times as fast two threads are as one.",
