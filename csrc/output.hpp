@@ -261,7 +261,7 @@ void forward_row(const Row<X, Kind>& row, State state, X* y) {
       blocks.run(row.threads, [&](std::size_t, std::size_t begin, std::size_t length) {
         write_cheap(curve, x + begin, length, y + begin);
       });
-      if (kMagnitude && state.pivot > 1e300) hold_down(x, row.n, y);
+      if (Kind::kMagnitude && state.pivot > 1e300) hold_down(x, row.n, y);
     } else {
       const Solved<X, Kind> solved(row, state);
       blocks.run(row.threads, [&](std::size_t, std::size_t begin, std::size_t length) {
