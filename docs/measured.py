@@ -269,6 +269,8 @@ WHY = {  # what is to be known of a task, and why a rival is better where it is
     "does, and rates of 0.01 and 0.03, nothing is between them. Which of the two changes "
     "did it has not been separated. Straight through, which selects 20 pixels from the "
     "start, all are worse.",
+    "pixels-50": "With more pixels to choose, what is annealed and the hard ramp are as good as each "
+    "other; all of it was run after annealing had been made to end in the middle.",
     "top-5": "Features are those of ViT-S/14 at 56 pixels, class token and mean of the patches, of "
     "10,000 images to train with, 2,000 for validation and 5,000 to test. Cross-entropy has "
     "a gradient for every class at any distance; a relaxed mask only for classes about lam "
