@@ -19,6 +19,8 @@ os.environ |= {
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.environ[_SHARED])
+# What another version of the package has compiled may call operators that this one does not have.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(os.environ[_SHARED], "inductor"))
 # Several processes run tests at once: threads of theirs would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
