@@ -1,6 +1,7 @@
 #include "parallel.hpp"
 
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -39,6 +40,7 @@ struct Job {
   std::atomic<std::size_t> next{0};
   std::atomic<bool> failed{false};
   std::exception_ptr error{};  // of the one that has set ``failed``
+  std::fenv_t arithmetic{};    // of the thread that has the job: whether it flushes subnormal numbers
 
   // The first exception is kept for the thread that has the job, and nothing new is begun after it.
   void work() noexcept {
@@ -68,6 +70,7 @@ class Pool {
       }
       ++threads_;
     }
+    std::fegetenv(&job.arithmetic);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       job_ = &job;
@@ -93,6 +96,8 @@ class Pool {
       if (job == nullptr || id >= wanted_) continue;
       ++working_;
       lock.unlock();
+      // A row must not depend on the thread that it falls to. XLA has its own threads flush, and no others.
+      std::fesetenv(&job->arithmetic);
       job->work();
       lock.lock();
       if (--working_ == 0) done_.notify_one();

@@ -133,6 +133,27 @@ def test_entries_at_0_are_not_selected_whole_where_subnormal_numbers_are_flushed
     )
 
 
+def test_threads_flush_subnormal_numbers_where_the_caller_does():
+    """All rows are the same, and so must their outputs be, whichever thread they fall to."""
+    run_python(
+        """
+        import torch, sparsetopk.torch as st
+        torch.set_num_threads(2)
+        row = torch.tensor([1e-40, -1e-40, 1.0, 1.0, 2.0, -2.0, 1e-45])
+        st.topk_mask(row.repeat(60_000, 2), 9, 0.0)  # threads begin with what their maker has
+        torch.set_flush_denormal(True)
+        for operator in (st.topk_mask, st.topk_mag):
+            for _ in range(20):
+                x = row.repeat(60_000, 2).requires_grad_()
+                y = operator(x, 9, 0.0)
+                y.sum().backward()
+                for found in (y.detach(), x.grad):
+                    bits = found.view(torch.int32)
+                    assert (bits == bits[0]).all(), found.unique(dim=0)
+        """
+    )
+
+
 def test_results_do_not_depend_on_the_number_of_threads():
     """Many rows, which threads share, and one long row, which they share in blocks."""
     run_python(
