@@ -282,9 +282,10 @@ def test_what_is_used_of_pallas_is_there(module, name):
 def test_pallas_is_imported_for_kernels_alone():
     program = """
 import sys, jax, jax.numpy as jnp, sparsetopk.jax as st
-jax.grad(lambda x: st.topk_mag(x, 2, 0.1).sum())(jnp.ones((3, 4)))
+x = jnp.ones((3, 4), jnp.float32)  # also where 64 bits are the default
+jax.grad(lambda x: st.topk_mag(x, 2, 0.1).sum())(x)
 assert "jax.experimental.pallas" not in sys.modules
-jax.jit(lambda x: st.topk_mag(x, 2, 0.1)).trace(jnp.ones((3, 4))).lower(lowering_platforms=("tpu",))
+jax.jit(lambda x: st.topk_mag(x, 2, 0.1)).trace(x).lower(lowering_platforms=("tpu",))
 assert "jax.experimental.pallas" in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
