@@ -57,6 +57,7 @@ struct Asked {
     k = load(values[0]), lam = load(values[1]), inverse = load(values[2]);
     above = load(values[3]), below = load(values[4]), fits = load(values[5]) > 0, fraction = load(values[6]);
   }
+  Flags<T> is_whole() const { return above < below; }
   // k less a whole number.
   V left(V whole) const { return (below - 1 - whole) + fraction; }
 };
@@ -293,6 +294,7 @@ class LaneRows {
 
   V pivot, delta;
   F solved;  // the lanes that have them
+  V shared;  // how many entries their blocks have
 
   void solve(NormalGuess& normal);
   V top() const { return kMagnitude ? pivot - asked_.lam * delta : all_lanes(T(1)); }
@@ -420,6 +422,7 @@ void LaneRows<Kind, T>::iterate() {
   V lo = lo_, hi = hi_, value_lo = -k, value_hi = T(n_) - k, from = pivot, at = delta;
   V width = hi - lo, last_side{};
   F done = done_ | ~solved, good = solved;
+  shared = V{};
   for (int step = 0; step < kMostSteps && bits_of(~done) != 0; ++step) {
     const LaneSums<V> sums = add_up(from, at);
     V mass = sums.mass, slope = sums.slope, unit = one;
@@ -441,7 +444,11 @@ void LaneRows<Kind, T>::iterate() {
     // Where the entries that are whole leave nothing of k, no other may be left over v, not even by rounding: output and
     // slope would not be 0. threshold.hpp sees to that.
     if (kMagnitude) good &= ~(stops & (sums.mass > 0) & (asked_.left(sums.above) <= 0));
-    at = stops & close & between ? newton : at;
+    // One entry that shares a whole number with no other is at an edge of a gap: the threshold goes over it.
+    const V over = newton - (value > 0 ? 8 * rounding : -8 * rounding);
+    const F edge = !kMagnitude ? asked_.is_whole() & (slope == 1) & (value != 0) & (over > lo) & (over < hi) : F{};
+    at = stops & close & between ? (edge ? over : newton) : at;
+    shared = stops ? sums.slope : shared;
     done |= stops;
     if (bits_of(~done) == 0) break;
 
@@ -499,16 +506,26 @@ struct LaneCurve {
   using V = Vector<T>;
   V pivot, delta, inverse, top, debias_lam, shrink;
 
+  V distance(V key) const { return (key - pivot) * inverse + delta; }
   V operator()(V key) const {
-    const V zero = all_lanes(T(Kind::zero)), t = (key - pivot) * inverse + delta, at = clip_lanes(t, zero, top);
+    const V zero = all_lanes(T(Kind::zero)), t = distance(key), at = clip_lanes(t, zero, top);
     return Kind::kMagnitude ? (t < top ? at + debias_lam * at : key * shrink) : at;
   }
 };
 
+// Returns the lanes that have an entry next to an end of the block, where rounding may have put it.
 template <class Kind, class T>
-SPARSETOPK_LOOP void to_outputs(const LaneCurve<Kind, T>& curve, Vector<T>* keys, std::size_t n) {
+SPARSETOPK_LOOP Flags<T> to_outputs(const LaneCurve<Kind, T>& curve, Vector<T>* keys, std::size_t n) {
   const LaneCurve<Kind, T> at = curve;  // in registers
-  for (std::size_t j = 0; j < n; ++j) keys[j] = at(keys[j]);
+  const Vector<T> near = 64 * T(Limits<T>::epsilon) * at.top, none{};
+  const Vector<T> end = Kind::kMagnitude ? at.top + near : at.top;  // backward takes these for entries of the block
+  Flags<T> close{};
+  for (std::size_t j = 0; j < n; ++j) {
+    const Vector<T> t = at.distance(keys[j]);
+    close |= ((t > none) & (t < near)) | ((t > at.top - near) & (t < end));
+    keys[j] = at(keys[j]);
+  }
+  return close;
 }
 
 // A row that lanes are not for.
@@ -546,12 +563,14 @@ void forward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, 
                                    rows.top(),
                                    problem.debias ? lam : Vector<T>{},
                                    problem.debias ? one : 1 / (1 + lam)};
-    to_outputs(curve, keys, n);
+    const Flags<T> close = to_outputs(curve, keys, n);
+    // Where k is whole these may be at an edge of a gap: threshold.hpp looks for it. In magnitude one entry may be there.
+    const Flags<T> unclear = close & asked.is_whole() & (rows.shared > T(Kind::kMagnitude ? 1 : 0));
     to_signed_rows<Kind>(problem, first, count, keys, y);
     T pivots[kW], deltas[kW];
     store(rows.pivot, pivots), store(rows.delta, deltas);
     for (std::size_t i = 0; i < count; ++i) problem.state[first + i] = {double(pivots[i]), double(deltas[i])};
-    for (unsigned bits = ~bits_of(rows.solved) & ((1u << count) - 1); bits != 0; bits &= bits - 1)
+    for (unsigned bits = ~bits_of(rows.solved & ~unclear) & ((1u << count) - 1); bits != 0; bits &= bits - 1)
       forward_other(problem, kind, first + std::size_t(__builtin_ctz(bits)), y, normal, read);
   }
 }
@@ -705,7 +724,7 @@ class LaneCotangents {
         pivot_(states.pivot),
         delta_(states.delta),
         debias_(kMagnitude && debias),
-        is_whole_(asked.above < asked.below) {
+        is_whole_(asked.is_whole()) {
     const V v = pivot_ - lam_ * delta_;
     const T rounding = 16 * T(Limits<T>::epsilon);
     // As in output.hpp, what is over v by rounding alone stays in the block.

@@ -285,7 +285,9 @@ struct Row {
   double small_threshold(const Open<X>& open, double left, double least, double small, double tolerance) const;
   State from_nearest(const Open<X>& open, double left, State state) const;
   Distances distances_from(const Open<X>& open, const Distance& distance) const;
+  State at_gap(const Open<X>& open, State state) const;
   State find(Bracket<T>& bracket, Open<X>& open) const;
+  State find_in(Bracket<T>& bracket, Open<X>& open) const;
 };
 
 template <class X, class Kind>
@@ -393,7 +395,8 @@ Distances Row<X, Kind>::distances_from(const Open<X>& open, const Distance& dist
 template <class X, class Kind>
 double Row<X, Kind>::small_threshold(const Open<X>& open, double left, double least, double small,
                                      double tolerance) const {
-  if (least < 1e-250) return least;  // so small that nothing depends on it
+  // As S(t) underflows so does v: nothing depends on it, and with v = 0 every entry has what it would have alone.
+  if (least < 1e-250) return 0;
   const Distances distances = distances_from(open, Distance(least, 0, lam));
   const double lo = (least - small) / lam;
   // By as little as ``least`` itself is rounded, v may be below.
@@ -419,9 +422,35 @@ State Row<X, Kind>::from_nearest(const Open<X>& open, double left, State state) 
   return {pivot, solve_delta(distances, left, lam, t - rounding, t + rounding, t, 0, 0, kind)};
 }
 
-// The threshold, given a bracket that holds.
+// Where a gap leaves k entries whole and the others 0, every threshold in between is right, and a solver ends at an edge
+// of it but for rounding: from there an entry would have 1e-16 instead of 0, and ties a block. The threshold at the key
+// below the gap, exactly; or what was found, if there is no such gap.
+template <class X, class Kind>
+State Row<X, Kind>::at_gap(const Open<X>& open, State state) const {
+  const Distance distance(state.pivot, state.delta, lam);
+  const double half = kind.inverse(kind.prime(state.pivot - lam * state.delta) / 2);
+  double last = kInfinity, next = -kInfinity;
+  std::size_t whole = open.whole;
+  for (std::size_t i = 0; i < open.size; ++i) {
+    const double a = double(key<kAbsolute>(open.entries[i]));
+    const bool selected = distance(a) >= half;
+    last = selected ? smaller(last, a) : last, next = selected ? next : larger(next, a);
+    whole += selected;
+  }
+  const bool both = last < kInfinity && next > -kInfinity;
+  if (!both || double(whole) != k || kind.alone(last, lam) - Distance(next, 0, lam)(last) > Kind::zero) return state;
+  return {next, Kind::zero};
+}
+
+// The threshold, given a bracket that holds. One that is exact has told whether there is a gap.
 template <class X, class Kind>
 State Row<X, Kind>::find(Bracket<T>& bracket, Open<X>& open) const {
+  const State state = find_in(bracket, open);
+  return bracket.exact || k != ::floor(k) ? state : at_gap(open, state);
+}
+
+template <class X, class Kind>
+State Row<X, Kind>::find_in(Bracket<T>& bracket, Open<X>& open) const {
   if (!tighten(bracket, open, lam, kind, n + kSample)) gather_by_digits(bracket, open, open.entries, open.size);
   if (Kind::kMagnitude && lam > 0 && bracket.exact && bracket.lo == 0) return {0, 0};
   const double pivot = double(bracket.exact ? bracket.lo : bracket.hi);  // x_[below], or not under it

@@ -109,3 +109,26 @@ def test_all_instruction_sets_select_the_same():
     ]
     assert np.frombuffer(found[0], np.float32).any()
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("ties", [1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", [22, 130, 384, 500])
+@pytest.mark.parametrize("name", ["topk_mask", "topk_sign", "topk_mag"])
+def test_a_gap_makes_rows_hard_exactly(name, n, dtype, ties):
+    """The first entry below it had 1e-16 instead of 0, and ties at it had slopes."""
+    rng = np.random.default_rng(n)
+    x = np.repeat(rng.normal(size=(300, -(-n // ties))), ties, axis=-1)[:, :n].astype(dtype)
+    k = 6 if ties == 3 else n // 3
+    a = x if name == "topk_mask" else np.abs(x)
+    ordered = -np.sort(-a, axis=-1)
+    last, after = ordered[:, k - 1 : k], ordered[:, k : k + 1]
+    lam = 0.7 * np.float64(last - after) / (last if name == "topk_mag" else 1.0)
+    apart = lam[:, 0] > 0
+    x, lam, selected = x[apart], lam[apart], (a > after)[apart]
+    g = rng.normal(size=x.shape).astype(dtype)
+    whole = {"topk_mask": np.ones_like(x), "topk_sign": np.sign(x), "topk_mag": x}[name]
+    np.testing.assert_array_equal(getattr(sparsetopk, name)(x, k, lam), whole * selected)
+    slope = selected if name == "topk_mag" else 0.0
+    dx = getattr(sparsetopk, name + "_vjp")(x, k, lam, dy=g).x
+    np.testing.assert_array_equal(dx, g * slope)
