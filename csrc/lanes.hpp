@@ -294,7 +294,7 @@ class LaneRows {
 
   V pivot, delta;
   F solved;  // the lanes that have them
-  V shared;  // how many entries their blocks have
+  F known;   // those that had them without a step, exactly
 
   void solve(NormalGuess& normal);
   V top() const { return kMagnitude ? pivot - asked_.lam * delta : all_lanes(T(1)); }
@@ -389,6 +389,10 @@ void LaneRows<Kind, T>::guess(NormalGuess& normal) {
   solved = asked_.fits & row.finite, done_ = F{};
   pivot = clip_lanes(start, low, high), delta = V{};
   lo_ = (pivot - high) * asked_.inverse, hi_ = (pivot - low) * asked_.inverse;
+  // Where lam is so small that ``low`` is rounded to the smallest entry, the root is between them still.
+  const V alone = kMagnitude ? row.smallest / (1 + lam) : all_lanes(T(1));
+  const F exact = kMagnitude ? alone >= low : ~F{};
+  hi_ = exact ? larger_lanes(hi_, (pivot - row.smallest) * asked_.inverse + alone) : hi_;
 }
 
 // The same for some lanes, and what there is for the others.
@@ -422,7 +426,7 @@ void LaneRows<Kind, T>::iterate() {
   V lo = lo_, hi = hi_, value_lo = -k, value_hi = T(n_) - k, from = pivot, at = delta;
   V width = hi - lo, last_side{};
   F done = done_ | ~solved, good = solved;
-  shared = V{};
+  known = done_;
   for (int step = 0; step < kMostSteps && bits_of(~done) != 0; ++step) {
     const LaneSums<V> sums = add_up(from, at);
     V mass = sums.mass, slope = sums.slope, unit = one;
@@ -445,10 +449,9 @@ void LaneRows<Kind, T>::iterate() {
     // slope would not be 0. threshold.hpp sees to that.
     if (kMagnitude) good &= ~(stops & (sums.mass > 0) & (asked_.left(sums.above) <= 0));
     // One entry that shares a whole number with no other is at an edge of a gap: the threshold goes over it.
-    const V over = newton - (value > 0 ? 8 * rounding : -8 * rounding);
+    const V over = newton - (value > 0 ? 96 * rounding : -96 * rounding);
     const F edge = !kMagnitude ? asked_.is_whole() & (slope == 1) & (value != 0) & (over > lo) & (over < hi) : F{};
     at = stops & close & between ? (edge ? over : newton) : at;
-    shared = stops ? sums.slope : shared;
     done |= stops;
     if (bits_of(~done) == 0) break;
 
@@ -513,16 +516,19 @@ struct LaneCurve {
   }
 };
 
-// Returns the lanes that have an entry next to an end of the block, where rounding may have put it.
+// Returns how many entries of every lane are next to an end of the block, so that rounding decides on which side.
 template <class Kind, class T>
-SPARSETOPK_LOOP Flags<T> to_outputs(const LaneCurve<Kind, T>& curve, Vector<T>* keys, std::size_t n) {
+SPARSETOPK_LOOP Vector<T> to_outputs(const LaneCurve<Kind, T>& curve, Vector<T>* keys, std::size_t n) {
   const LaneCurve<Kind, T> at = curve;  // in registers
-  const Vector<T> near = 64 * T(Limits<T>::epsilon) * at.top, none{};
-  const Vector<T> end = Kind::kMagnitude ? at.top + near : at.top;  // backward takes these for entries of the block
-  Flags<T> close{};
+  constexpr T kEpsilon = T(Limits<T>::epsilon);
+  const Vector<T> near = Kind::kMagnitude ? 192 * kEpsilon * at.top : 96 * kEpsilon * (1 + absolute_lanes(at.delta));
+  const Vector<T> bottom = near / 3,
+                  top = at.top - bottom;  // inwards, what iterate() has moved past an end is not meant
+  const Vector<T> none{}, one = all_lanes(T(1));
+  Vector<T> close{};
   for (std::size_t j = 0; j < n; ++j) {
     const Vector<T> t = at.distance(keys[j]);
-    close |= ((t > none) & (t < near)) | ((t > at.top - near) & (t < end));
+    close += (absolute_lanes(t - bottom) < near) | (absolute_lanes(t - top) < near) ? one : none;
     keys[j] = at(keys[j]);
   }
   return close;
@@ -563,9 +569,9 @@ void forward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, 
                                    rows.top(),
                                    problem.debias ? lam : Vector<T>{},
                                    problem.debias ? one : 1 / (1 + lam)};
-    const Flags<T> close = to_outputs(curve, keys, n);
     // Where k is whole these may be at an edge of a gap: threshold.hpp looks for it. In magnitude one entry may be there.
-    const Flags<T> unclear = close & asked.is_whole() & (rows.shared > T(Kind::kMagnitude ? 1 : 0));
+    const Vector<T> close = to_outputs(curve, keys, n);
+    const Flags<T> unclear = (close > T(Kind::kMagnitude ? 1 : 0)) & asked.is_whole() & ~rows.known;
     to_signed_rows<Kind>(problem, first, count, keys, y);
     T pivots[kW], deltas[kW];
     store(rows.pivot, pivots), store(rows.delta, deltas);

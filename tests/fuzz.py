@@ -35,7 +35,7 @@ LONG = (65535, 65536, 65537, 100_000)
 FEW_LENGTHS = (6, 32, 34, 130)
 PS = (1.05, 1.1, 1.2, 4 / 3, 1.5, 1.7, 2.0, 2.0, 2.0, 2.5, 3.0, 6.0)
 LEAST = {"float64": 1e-300, "float32": 1e-37, "bfloat16": 1e-37, "float16": 1e-7}
-# Derivatives are products of S(t) = t^e, which underflows for p next to 1 and a large lam: see docs/maths.md.
+# Derivatives are products of S(t), which underflows for p near 1 and a large lam: see docs/maths.md.
 LEAST_SLOPE = LEAST | {"float64": 1e-250}
 ROUNDINGS = 64.0  # how many a path may take
 STRUCTURES = (
