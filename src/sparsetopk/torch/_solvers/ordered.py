@@ -97,7 +97,7 @@ class _Rows:
 
     s: Tensor
     r: Tensor  # (s - pivot)/lam
-    alone: Tensor  # which entry, or for x^2/2 at which threshold it is whole
+    alone: Tensor  # which entry, or for x^2/2 at which u it becomes whole
     counted: (
         Tensor  # 1 for the floor(k) largest: compared with these one by one, sums keep their digits
     )
@@ -115,6 +115,11 @@ class _Rows:
     @property
     def _eps(self) -> float:
         return float(torch.finfo(self.lam.dtype).eps)
+
+    @property
+    def _grain(self) -> Tensor | float:
+        """By how much t, where it is about 1, is moved by u."""
+        return 1.0
 
     def _more(self, passes: int) -> int:
         """In float64, one."""
@@ -154,7 +159,8 @@ class _Rows:
         lo, hi = bracket = bracket.narrowed(u, below)
         step = self._newton(u, value, mass, left, slope)
         target = u + step
-        still = (step.abs() <= 2 * rounding * (1.0 + u.abs())) | (value.abs() <= rounding * left)
+        small = 2 * rounding * (self._grain + u.abs())
+        still = (step.abs() <= small) | (value.abs() <= rounding * left)
         target = torch.where(still, torch.clamp(target, lo, hi), target)
         # Where nothing is left for the block, an entry that is whole should not be.
         within = (left > 0) & (target >= lo) & (target <= hi)
@@ -258,10 +264,15 @@ class _Curved(_Rows):
 
     def find(self, end: Tensor) -> State:
         """The state, given where a_[ceil k] is; (0, 0) where the threshold ends at 0."""
-        at = replace(self, alone=self._threshold_alone(self.s))
-        hi = at._kinks(at.alone.gather(-1, end))
+        t, v = self._whole_alone()
+        # For the entry a, u = (pivot - v)/v with v = a - lam t: in these parts it has its digits where
+        # lam is tiny beside the pivot too.
+        over, room = self.pivot - self.s, self.lam * t
+        at = replace(self, alone=((over + room) / v).clamp(max=self._largest / 8))
+        hi = at.alone.gather(-1, end)
         # With what is at its upper end, a kink that may be looked at
-        hi = (hi + 4.0 * self._eps * (1.0 + hi.abs())).clamp(min=0.0)
+        slack = ((over.abs() + room) / v).clamp(max=self._largest / 8).gather(-1, end)
+        hi = (hi + 4.0 * self._eps * slack).clamp(min=0.0)
         bracket = _Bracket(torch.zeros_like(hi), hi)
         passes = self._more(_CURVED_PASSES + (_MORE_PASSES if self.operator.exponent > 3.0 else 0))
         u, bracket = at._search(self._middle(bracket), bracket, passes)
@@ -269,14 +280,22 @@ class _Curved(_Rows):
         pinned = (_number(self.s > 0) <= self.whole) | (delta >= pivot / self.lam)
         return State(pivot.masked_fill_(pinned, 0.0), delta.masked_fill_(pinned, 0.0))
 
-    def _threshold_alone(self, a: Tensor) -> Tensor:
-        """Which may be too small for its dtype."""
+    @property
+    def _largest(self) -> float:
+        return float(torch.finfo(self.lam.dtype).max)
+
+    @property
+    def _grain(self) -> Tensor:
+        return (self.lam / self.pivot).clamp(max=1.0)
+
+    def _whole_alone(self) -> tuple[Tensor, Tensor]:
+        """t and v = S(t) at which every entry becomes whole; v may be too small for its dtype."""
         one, tiny = torch.ones_like(self.lam), torch.finfo(self.lam.dtype).tiny
-        alone = lone_response(a, one, self.lam, self.reg, self.operator.phi(xp))
-        return self.reg.response(alone).clamp(min=tiny)
+        t = lone_response(self.s, one, self.lam, self.reg, self.operator.phi(xp))
+        return t, self.reg.response(t).clamp(min=tiny)
 
     def _kinks(self, alone: Tensor) -> Tensor:
-        return (self.pivot / alone - 1.0).clamp(max=torch.finfo(self.lam.dtype).max / 8)
+        return alone
 
     def _middle(self, bracket: _Bracket) -> Tensor:
         """By ratio, where the ends of v are far apart."""
@@ -300,6 +319,7 @@ class _Curved(_Rows):
         move = (at - self.pivot) / self.pivot
         lo, hi, u = (move * (1.0 + end) + end for end in (*bracket, u))
         margin = torch.where(moves, rounding, 0.0)
-        nearby = replace(self, r=(self.s - at) / self.lam, pivot=at)
+        alone = move * (1.0 + self.alone) + self.alone
+        nearby = replace(self, r=(self.s - at) / self.lam, alone=alone, pivot=at)
         u, _ = nearby._search(u, _Bracket((lo - margin).clamp(min=-0.5), hi + margin), _LAST_PASSES)
         return State(at, at / self.lam * (u / (1.0 + u)))
