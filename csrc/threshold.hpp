@@ -428,12 +428,15 @@ State Row<X, Kind>::from_nearest(const Open<X>& open, double left, State state) 
 template <class X, class Kind>
 State Row<X, Kind>::at_gap(const Open<X>& open, State state) const {
   const Distance distance(state.pivot, state.delta, lam);
-  const double half = kind.inverse(kind.prime(state.pivot - lam * state.delta) / 2);
+  const double prime = kind.prime(state.pivot - lam * state.delta);
+  const double quarter = kind.inverse(prime / 4), half = kind.inverse(prime / 2), most = kind.inverse(prime * 0.75);
   double last = kInfinity, next = -kInfinity;
   std::size_t whole = open.whole;
   for (std::size_t i = 0; i < open.size; ++i) {
     const double a = double(key<kAbsolute>(open.entries[i]));
-    const bool selected = distance(a) >= half;
+    const double t = distance(a);
+    if (quarter < t && t < most) return state;  // far from both 0 and 1: there is a block, which is seen soon
+    const bool selected = t >= half;
     last = selected ? smaller(last, a) : last, next = selected ? next : larger(next, a);
     whole += selected;
   }
