@@ -429,13 +429,14 @@ template <class X, class Kind>
 State Row<X, Kind>::at_gap(const Open<X>& open, State state) const {
   const Distance distance(state.pivot, state.delta, lam);
   const double prime = kind.prime(state.pivot - lam * state.delta);
-  const double quarter = kind.inverse(prime / 4), half = kind.inverse(prime / 2), most = kind.inverse(prime * 0.75);
+  const double little = kind.inverse(prime * 1e-6), half = kind.inverse(prime / 2);
+  const double most = kind.inverse(prime * (1 - 1e-6));
   double last = kInfinity, next = -kInfinity;
   std::size_t whole = open.whole;
   for (std::size_t i = 0; i < open.size; ++i) {
     const double a = double(key<kAbsolute>(open.entries[i]));
     const double t = distance(a);
-    if (quarter < t && t < most) return state;  // far from both 0 and 1: there is a block, which is seen soon
+    if (little < t && t < most) return state;  // not by rounding: there is a block, which is seen soon
     const bool selected = t >= half;
     last = selected ? smaller(last, a) : last, next = selected ? next : larger(next, a);
     whole += selected;
