@@ -708,7 +708,10 @@ def test_the_solver_of_other_devices_is_one_graph_that_waits_for_nothing():
     torch.testing.assert_close(state, f(x, k, lam))
     (graph,) = graphs
     names = {str(node.target).rsplit(".", 1)[-1].split(" ")[0] for node in graph.graph.nodes}
-    assert len(graph.graph.nodes) > 500
+    assert "sort" in names
+    assert (
+        100 < len(graph.graph.nodes) < 250
+    )  # all of the few passes that follow the sort, and no more
     assert not names & set(WAITING), names
 
 
