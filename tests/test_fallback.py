@@ -16,9 +16,11 @@ import everything
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = Path(everything.__file__)
+PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps")
 
 
-def run(*command: str | Path) -> list[str]:
+def run(*command: str | Path, code: int = 0) -> list[str]:
+    """What the command says, without a compiler."""
     done = subprocess.run(
         [str(part) for part in command],
         check=False,
@@ -26,8 +28,8 @@ def run(*command: str | Path) -> list[str]:
         text=True,
         env={**os.environ, "PYTHONPATH": str(SCRIPT.parent), "CXX": shutil.which("false") or ""},
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    assert done.returncode == code, done.stderr
+    return (done.stderr if code else done.stdout).splitlines()
 
 
 def assert_same_as_compiled(archive: Path) -> None:
@@ -69,23 +71,33 @@ def test_free_threaded_python_is_told_why_there_is_no_core():
     assert line.endswith("It is for Python with the GIL, and this is a free-threaded build.")
 
 
-@pytest.mark.slow
-def test_installs_without_a_compiler(tmp_path):
-    """In an environment of its own, which takes NumPy and torch from this one."""
-    source, env, archive = tmp_path / "source", tmp_path / "env", tmp_path / "pure.npz"
+@pytest.fixture
+def source(tmp_path):
+    """A copy of what the package is built of."""
+    source = tmp_path / "source"
     source.mkdir()
     for name in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for name in ("csrc", "src"):
         shutil.copytree(ROOT / name, source / name)
     (source / "PKG-INFO").touch()  # an sdist, which needs no jaxlib to build
+    return source
+
+
+def test_installs_without_a_compiler(source, tmp_path):
+    """In an environment of its own, which takes NumPy and torch from this one."""
+    env, archive = tmp_path / "env", tmp_path / "pure.npz"
     run(sys.executable, "-m", "venv", "--without-pip", env)
     packages = next(env.glob("lib/python3*/site-packages"))
     (packages / "outer.pth").write_text(f"{Path(np.__file__).parents[1]}\n")
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps")
-    run(*pip, "--target", packages, source)
+    run(*PIP, "--target", packages, source)
     assert "Tag: py3-none-any" in next(packages.glob("sparsetopk-*/WHEEL")).read_text()
     warning, origin = run(env / "bin" / "python", SCRIPT, archive)
     assert warning.startswith("RuntimeWarning")
     assert Path(origin).is_relative_to(packages)
     assert_same_as_compiled(archive)
+
+
+def test_to_work_on_the_code_needs_a_compiler(source, tmp_path):
+    said = run(*PIP, "--target", tmp_path / "packages", "--editable", source, code=1)
+    assert any("The core did not compile: the reason stands above." in line for line in said)
