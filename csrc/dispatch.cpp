@@ -31,23 +31,17 @@ void prefer_large_pages(const Problem& problem, void* output) {
 }
 
 Kernels choose() {
-#define SPARSETOPK_KERNELS(level)                                                                                  \
-  {                                                                                                                \
-    level::forward, level::backward, level::loss, level::gather, level::ties, level::histogram, level::neighbours, \
-        level::masses, level::apply, level::block_sums, level::cotangents                                          \
-  }
 #ifdef SPARSETOPK_WIDE  // set by the build that has them
   switch (simd_level()) {
     case SimdLevel::avx512:
-      return SPARSETOPK_KERNELS(avx512);
+      return avx512::all;
     case SimdLevel::avx2:
-      return SPARSETOPK_KERNELS(avx2);
+      return avx2::all;
     case SimdLevel::baseline:
       break;
   }
 #endif
-  return SPARSETOPK_KERNELS(baseline);
-#undef SPARSETOPK_KERNELS
+  return baseline::all;
 }
 
 // run(problem, begin, end) over all rows: many rows are shared between the threads, of few rows each is.

@@ -64,8 +64,6 @@ void with_types(const Problem& problem, F&& f) {
   }
 }
 
-}  // namespace
-
 void forward(const Problem& problem, std::size_t begin, std::size_t end, void* y) {
   with_types(problem, [&](const auto& kind, auto zero) {
     using X = decltype(zero);
@@ -157,6 +155,14 @@ double cotangents(const Piece& piece, const Spread& row, const double* sums) {
   });
   return in_lam;
 }
+
+}  // namespace
+
+void loss(const Problem& problem, std::size_t begin, std::size_t end, const Targets& targets, void* y,
+          double* value);  // in losses.cpp
+
+const Kernels all = {forward,    backward, loss,  gather,     ties,      histogram,
+                     neighbours, masses,   apply, block_sums, cotangents};
 
 }  // namespace SPARSETOPK_LEVEL
 }  // namespace sparsetopk
