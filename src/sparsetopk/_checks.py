@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TypeVar
+from collections.abc import Collection, Sequence
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from ._maths.operator import EXP, OF_PHI, TWO_SIDED, Operator, exponent
 from ._types import Axes, Axis, Completion, PhiName, Reduction, Solver, SolverOptions
 
 _Name = TypeVar("_Name", bound=str)
+Shape: TypeAlias = Sequence[int]
 _AXIS_WORDS = {"axis": "axis", "dim": "dimension"}
 
 
@@ -74,11 +75,38 @@ def check_flags(name: str, are_booleans: bool, got: str) -> None:
         raise TypeError(f"{name} must be an array of booleans, got {got}")
 
 
-def check_broadcast(name: str, given: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """That an array broadcasts to a shape."""
+def _broadcasts(given: Shape, shape: Shape) -> bool:
     pairs = zip(reversed(given), reversed(shape), strict=False)
-    if len(given) > len(shape) or not all(size in (1, full) for size, full in pairs):
+    return len(given) <= len(shape) and all(size in (1, full) for size, full in pairs)
+
+
+def check_broadcast(name: str, given: Shape, shape: Shape) -> None:
+    """That an array broadcasts to a shape."""
+    if not _broadcasts(given, shape):
         raise ValueError(f"{name} must broadcast to the shape of x, {shape}, got shape {given}")
+
+
+def check_per_row(name: str, given: Shape, shape: Shape, of: str, where: str) -> None:
+    """That there is a number for each row of ``of``, or fewer that broadcast; ``shape`` has length 1
+    along its axis, which ``where`` names."""
+    if not _broadcasts(given, shape):
+        raise ValueError(
+            f"{name} must be a number or broadcast to shape {tuple(shape)} (that of {of} with "
+            f"length 1 along {where}), got shape {tuple(given)}"
+        )
+
+
+def check_along(name: str, given: Shape, shape: Shape, axis: int, word: str = "axis") -> None:
+    """That an array is a vector along the axis of x, or has its length there and broadcasts to x."""
+    at, n = axis - len(shape), shape[axis]  # from the right, as broadcasting counts
+    fits = len(given) == 1 and given[0] == n
+    if len(given) > 1:
+        fits = len(given) >= -at and given[at] == n and _broadcasts(given, shape)
+    if not fits:
+        raise ValueError(
+            f"{name} must have length n={n} along {word} {axis} of x and broadcast to its shape "
+            f"{tuple(shape)}, got shape {tuple(given)}"
+        )
 
 
 def check_magnitude(magnitude: bool, two_sided: bool, largest: bool) -> None:

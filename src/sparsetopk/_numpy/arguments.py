@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .._checks import check_axes, check_broadcast, check_flags, show
+from .._checks import check_axes, check_broadcast, check_flags, check_per_row, show
 from .._types import Array, Axes, Axis, Bools, FloatArray
 
 _FLOATS = (np.float16, np.float32, np.float64)
@@ -115,15 +115,8 @@ class Rows:
     def per_row(self, name: str, value: ArrayLike) -> Array:
         """A number, or an array that broadcasts with length 1 along the axis, as (m, 1)."""
         array = as_real_array(name, value)
-        shape = self._per_row
-        try:
-            full = np.broadcast_to(array, shape)
-        except ValueError:
-            raise ValueError(
-                f"{name} must be a number or broadcast to shape {shape} (that of {self.name} with "
-                f"length 1 along axis {self.axis}), got shape {array.shape}"
-            ) from None
-        return full.reshape(-1, 1)
+        check_per_row(name, array.shape, self._per_row, self.name, f"axis {self.axis}")
+        return np.broadcast_to(array, self._per_row).reshape(-1, 1)
 
     def sum_to(self, rows: Array, like: ArrayLike) -> Array:
         """Undo ``per_row`` for a cotangent: sum (m, 1) over what was broadcast from ``like``."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .._cached import cached_property
-from .._checks import check_exponent, check_phi, check_solver
+from .._checks import check_along, check_exponent, check_phi, check_solver
 from .._maths.blocks import Blocks
 from .._maths.isotonic import SolvedBlocks, blocks_of
 from .._maths.isotonic import permutahedron_value as value_of_blocks
@@ -67,20 +67,10 @@ def broadcast_weights(rows: Rows, w: ArrayLike, phi: PhiName) -> Rows:
 def _along(rows: Rows, name: str, w: ArrayLike) -> Rows:
     """w, or a direction of it, as rows in the shape of x."""
     array = as_real_array(name, w)
-    shape = array.shape
+    check_along(name, array.shape, rows.shape, rows.axes[0])
     if array.ndim == 1:
         array = array.reshape([-1 if i == rows.axis else 1 for i in range(len(rows.shape))])
-    try:
-        full = np.broadcast_to(array, rows.shape)
-    except ValueError:
-        full = None
-    at = rows.axes[0] - len(rows.shape)  # from the right, as broadcasting counts
-    if full is None or array.ndim < -at or array.shape[at] != rows.n:
-        raise ValueError(
-            f"{name} must have length n={rows.n} along axis {rows.axis} of x and broadcast to its shape "
-            f"{rows.shape}, got shape {shape}"
-        )
-    return Rows.of(name, full, rows.axis)
+    return Rows.of(name, np.broadcast_to(array, rows.shape), rows.axis)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..._checks import check_exponent, check_phi, check_solver
+from ..._checks import check_along, check_exponent, check_phi, check_solver
 from ..._maths import dykstra, padding
 from ..._maths.isotonic import SolvedBlocks
 from ..._maths.operator import Operator
@@ -190,17 +190,7 @@ def _check_weights(rows: Rows, w: object, phi: PhiName) -> Array:
         raise TypeError(f"w must be an array of real numbers, got {type(w).__name__}")
     if w.dtype == bool or jnp.issubdtype(w.dtype, jnp.complexfloating):
         raise TypeError(f"w must be an array of real numbers, got an array of dtype {w.dtype}")
-    shape, at = rows.x.shape, rows.axes[0] - rows.x.ndim  # from the right, as broadcasting counts
-    fits = w.ndim == 1 and w.shape[0] == rows.n
-    if w.ndim > 1:
-        pairs = zip(reversed(w.shape), reversed(shape), strict=False)
-        fits = -at <= w.ndim <= len(shape) and w.shape[at] == rows.n
-        fits = fits and all(length in (1, full) for length, full in pairs)
-    if not fits:
-        raise ValueError(
-            f"w must have length n={rows.n} along axis {rows.axis} of x and broadcast to its shape "
-            f"{tuple(shape)}, got shape {tuple(w.shape)}"
-        )
+    check_along("w", w.shape, rows.x.shape, rows.axes[0])
     if phi != "identity" and is_readable(w) and (np.asarray(w) < 0).any():
         raise ValueError(
             f"w must be nonnegative unless phi='identity', got {np.nanmin(np.asarray(w)):g} "

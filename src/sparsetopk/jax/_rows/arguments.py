@@ -16,7 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..._checks import check_axes, check_broadcast, check_exponent, check_flags, check_solver
+from ..._checks import (
+    check_axes,
+    check_broadcast,
+    check_exponent,
+    check_flags,
+    check_per_row,
+    check_solver,
+)
 from ..._maths.operator import Count, Operator
 from ..._types import Axes, Axis, Solver, SolverOptions
 
@@ -159,16 +166,7 @@ class Rows(NamedTuple):
 
     def check_shape(self, name: str, value: Number) -> None:
         """That an array broadcasts with length 1 along the axis."""
-        given, shape = np.shape(value), self.per_row_shape
-        fits = len(given) <= len(shape) and all(
-            length in (1, full)
-            for length, full in zip(reversed(given), reversed(shape), strict=False)
-        )
-        if not fits:
-            raise ValueError(
-                f"{name} must be a number or broadcast to shape {shape} (that of {self.name} "
-                f"with length 1 along axis {self.axis}), got shape {given}"
-            )
+        check_per_row(name, np.shape(value), self.per_row_shape, self.name, f"axis {self.axis}")
 
     def per_row(self, value: Number) -> Array:
         """A checked k or lam as (..., 1), in the dtype of the computation."""

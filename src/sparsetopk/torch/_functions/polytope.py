@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._checks import check_exponent, check_phi, check_solver
+from ..._checks import check_along, check_exponent, check_phi, check_solver
 from ..._core import native
 from ..._maths import padding
 from ..._maths.dykstra import RULE, StoppingRule
@@ -171,25 +171,12 @@ def _weights(rows: Rows, w: object, phi: PhiName) -> Tensor:
         got = f"a tensor of dtype {w.dtype}" if isinstance(w, Tensor) else type(w).__name__
         raise TypeError(f"w must be a tensor of real numbers, got {got}")
     check_dense("w", w)
-    shape, at = (
-        tuple(rows.x.shape),
-        rows.dim - rows.x.ndim,
-    )  # from the right, as broadcasting counts
-    fits = w.ndim == 1 and w.shape[0] == rows.n
-    if w.ndim > 1:
-        pairs = zip(reversed(w.shape), reversed(shape), strict=False)
-        fits = -at <= w.ndim <= len(shape) and w.shape[at] == rows.n
-        fits = fits and all(length in (1, full) for length, full in pairs)
-    if not fits:
-        raise ValueError(
-            f"w must have length n={rows.n} along dim {rows.dim} of x and broadcast to its shape "
-            f"{shape}, got shape {tuple(w.shape)}"
-        )
+    check_along("w", w.shape, rows.x.shape, rows.dim, "dim")
     if phi != "identity" and is_plain(w) and bool((w < 0).any()):
         raise ValueError(
             f"w must be nonnegative unless phi='identity', got {w[w == w].min():g} with phi={phi!r}"
         )
-    return w.reshape(1, -1) if w.ndim == 1 else rows.tangent(w.broadcast_to(shape))
+    return w.reshape(1, -1) if w.ndim == 1 else rows.tangent(w.broadcast_to(rows.x.shape))
 
 
 def permutahedron(

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
-from ..._checks import check_broadcast, check_flags
+from ..._checks import check_broadcast, check_flags, check_per_row
 from .._fused.kernels import PLAIN
 from .._private import (
     dispatch_modes,
@@ -244,16 +244,7 @@ class Rows:
         """That a tensor broadcasts with length 1 along the dimension."""
         if not isinstance(value, Tensor) or value.ndim == 0:
             return
-        shape, given = self._per_row, value.shape
-        fits = len(given) <= len(shape) and all(
-            length in (1, full)
-            for length, full in zip(reversed(given), reversed(shape), strict=False)
-        )
-        if not fits:
-            raise ValueError(
-                f"{name} must be a number or broadcast to shape {tuple(shape)} (that of {self.name} "
-                f"with length 1 along dim {self.dim}), got shape {tuple(given)}"
-            )
+        check_per_row(name, value.shape, self._per_row, self.name, f"dim {self.dim}")
 
     def per_row(self, value: Number, dtype: torch.dtype | None = None) -> Tensor:
         """A checked k or lam as (m, 1), by default in the dtype of the computation."""
