@@ -44,6 +44,7 @@ _KERNELS = {
     "select_backward": select.select_backward_kernel,
     "slots": select.slots_kernel,
     "pav": pav.pav_kernel,
+    "merge": pav.merge_kernel,
     "lam": lam.lam_kernel,
 }
 _LONG = {
@@ -58,6 +59,7 @@ _TYPES = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "
 _OF_X = ("x_ptr", "y_ptr", "g_ptr", "dx_ptr", "value_ptr", "starts_ptr")
 _POINTERS = {"copied_ptr": "i32", "index_ptr": "i32", "table_ptr": "fp64", "again_ptr": "fp64"}
 _POINTERS |= {"first_ptr": "i32", "stack_ptr": "fp64"}
+_POINTERS |= {"other_ptr": "i32", "delta_ptr": "fp64", "total_ptr": "fp64"}
 _POINTERS |= {f"{name}_ptr": "i64" for name in ("order", "w_order", "block", "paired")}
 _INDICES = ("index_ptr", "t_ptr")  # of slots, and of classes where targets are labels
 # Arguments of a launch with numbers for k and lam > 0, and what a request may replace.
@@ -99,7 +101,7 @@ def _source(name: str, n: int, dtype: str, constants: dict[str, Any]) -> tuple[A
     operator = Operator(fixed["OP"], fixed["E"], fixed["DEBIAS"])
     twofold = fixed["LAM_TENSOR"] or fixed["COMPLETION"] == 2 or fixed["STRAIGHT"]
     shape = Shape.of(n, operator, getattr(torch, computed), twofold)
-    if name == "pav":
+    if name in ("pav", "merge"):
         shape = Shape(1, fixed["LANES"], 1)
     if name in _LONG:
         shape = Shape(launch_long.CHUNK, 1, launch_long.WARPS[kernel])

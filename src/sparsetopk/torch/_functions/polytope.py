@@ -153,7 +153,7 @@ def _fused(
 ) -> Tensor | None:
     """y of rows by the fused kernels if they can, which is not so for infinite numbers."""
     fast = setting.readable and setting.rule is None and setting.phi.name == "identity"
-    if fast and not on_gpu.takes(x, setting.phi_number, setting.exponent):
+    if fast and not on_gpu.takes(x):
         return fused_isotonic.y_of(x, w, lam, setting.exponent, _floor(dtype), dtype)
     return None
 

@@ -1,7 +1,7 @@
 """Pool adjacent violators as a torch operator. It has no derivative: see ``isotonic`` for that.
 
-On the CPU it is the compiled kernel, with its own sort; where there is Triton it is one of its kernels
-for p = 2. What is left goes through the host.
+On the CPU it is the compiled kernel, with its own sort; where there is Triton it is one of its kernels.
+Other devices go through the host.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def solve_blocks(
     """
     if not torch.compiler.is_compiling() and is_tracing():
         check_not_onnx()
-    if on_gpu.takes(x, phi, exponent):
-        return on_gpu.solve(x, w, lam, phi)
+    if on_gpu.takes(x):
+        return on_gpu.solve(x, w, lam, phi, exponent)
     return torch.ops.sparsetopk.pav(x, w, lam, phi, exponent)
 
 

@@ -12,12 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..._maths.isotonic import PHI_NAMES
 from ..._maths.operator import MAGNITUDE, MASK, Operator
 from . import compute_dtype, is_long
 from .backward import backward_kernel
 from .forward import forward_kernel
 from .lam import lam_kernel
-from .pav import pav_kernel
+from .pav import merge_kernel, pav_kernel
 from .select import select_backward_kernel, select_kernel, slots_kernel
 from .state import meta
 from .value import total_kernel, value_backward_kernel, value_kernel
@@ -351,18 +352,22 @@ def slots(y: Tensor, capacity: int) -> Tensor:
 
 
 def pav(
-    s: Tensor, order: Tensor, w: Tensor, w_order: Tensor, lam: Tensor, phi: int
+    s: Tensor, order: Tensor, w: Tensor, w_order: Tensor, lam: Tensor, phi: int, exponent: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """d, block and paired of ``_solvers.pav.solve``, in the order of x, for p = 2 and sorted rows."""
+    """d, block and paired of ``_solvers.pav.solve``, in the order of x, for sorted rows."""
     m, n = s.shape
-    first = s.new_empty(s.shape, dtype=torch.int32)
-    stack = s.new_empty((m, n, 4), dtype=torch.float64)
+    entries = s.new_empty(s.shape, dtype=torch.int32)
     d, block, paired = lam.new_empty(s.shape), torch.empty_like(order), torch.empty_like(order)
+    given, found = (s, w, lam, order, w_order, entries), (d, block, paired)
+    sizes, grid = (m, n, n if len(w) > 1 else 0), (triton.cdiv(m, _LANES),)
+    settings = {"PHI": phi, "LANES": _LANES, "num_warps": 1}
     with device_of(s):
-        pav_kernel[(triton.cdiv(m, _LANES),)](
-            s, w, lam, order, w_order, first, stack, d, block, paired, m, n,
-            n if len(w) > 1 else 0, PHI=phi, LANES=_LANES, num_warps=1,
-        )  # fmt: skip
+        if exponent == 1.0 and PHI_NAMES[phi] != "exp":
+            stack = s.new_empty((m, n, 4), dtype=torch.float64)
+            pav_kernel[grid](*given, stack, *found, *sizes, **settings)
+        else:
+            blocks = s.new_empty((2, m, n), dtype=torch.float64)
+            merge_kernel[grid](*given, *blocks, *found, *sizes, E=exponent, **settings)
     return d, block, paired
 
 
