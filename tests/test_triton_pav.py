@@ -25,7 +25,7 @@ CLOSED = [name for name in FUNCTIONS if name != "entropy"]  # p = 2: a merge is 
 
 
 def _permutahedron(x, lam, p, phi):
-    w = torch.linspace(3.0, 0.0, x.shape[-1])
+    w = torch.linspace(3.0, 0.0, x.shape[-1], device=x.device)
     return st.permutahedron(x, w, lam, p=p, phi=phi)
 
 
@@ -68,13 +68,16 @@ def test_a_thousand_rows(name, dtype):
 )
 def test_other_p(name, p):
     """The search for what a block shares: 300 rows of 11 entries in float64, and the same rules."""
-    compare(lambda x, lam: FUNCTIONS[name](x, lam, p), *rows(300, 11, torch.float64), p=p)
+    f = lambda x, lam: FUNCTIONS[name](x, lam, p)  # noqa: E731
+    # An exponential has as many roundings of its argument as that is large: here up to 8.
+    compare(f, *rows(300, 11, torch.float64), p=p, roundings=32 if name == "entropy" else 4)
 
 
-def compare(f, x, lam, g, p=2.0):
-    """S(t) has 1/(p-1) times the roundings of t."""
+def compare(f, x, lam, g, p=2.0, roundings=4):
+    """S(t) = t^e has e times the roundings of t or, for e < 1, at 0 their e-th power."""
     found, want = both(f, x, lam, g=g)
-    eps = 4 * max(1.0, 1 / (p - 1)) * torch.finfo(x.dtype).eps
+    e = 1 / (p - 1)
+    eps = (roundings * max(1.0, e) * torch.finfo(x.dtype).eps) ** min(1.0, e)
     scale = want[0].double().nan_to_num(0.0).abs().amax(-1, keepdim=True).clamp_min(1.0)
     assert_near(found[0], want[0], eps, scale)
     steep = g.double().abs().sum(-1, keepdim=True) * scale

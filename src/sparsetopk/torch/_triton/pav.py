@@ -176,6 +176,19 @@ def _span(s_ptr, other_ptr, delta_ptr, total_ptr, base, start, middle, end, z, r
 
 
 @triton.jit
+def _response(t, E: tl.constexpr):
+    """S(t) and S'(t) for t >= 0, without a division where that can be."""
+    if E >= 1.0:
+        rest = power(t, E - 1.0)
+        y = t * rest
+        slope = E * rest
+    else:
+        y = power(t, E)
+        slope = power_slope(t, y, E)
+    return y, slope
+
+
+@triton.jit
 def _residual(
     s_ptr, base, first, after, weight, pivot, z, lam, root, rows, PHI: tl.constexpr, E: tl.constexpr
 ):
@@ -188,9 +201,9 @@ def _residual(
     active = rows & (i < after)
     while any_of(active):
         t = _units(_load(s_ptr, base + i, active) - pivot, root) + z
-        y = power(tl.abs(t), E)
+        y, rise = _response(tl.abs(t), E)
         mass += tl.where(active, tl.where(t < 0, 0.0 - y, y), 0.0)
-        slope += tl.where(active, power_slope(tl.abs(t), y, E), 0.0)
+        slope += tl.where(active, rise, 0.0)
         size += tl.where(active, y, 0.0)
         i += 1
         active = rows & (i < after)
