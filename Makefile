@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
 BIN := $(VENV)/$(SCRIPTS)
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 WORKERS ?= auto
 
@@ -17,9 +17,11 @@ help: ## list the targets
 demo: $(VENV)/experiments ## an indexer that learns to fetch, networks pruned, a picture and tables (two minutes, mostly set-up)
 	$(BIN)/sparsetopk demo --out out
 
-# XLA optimises as always; of the two ways to emit the loops that it has fused, this one compiles in half the time.
-# The other, which users have, is in `make test-slow`, where all operators run on 20,000 rows of shards.
-test: export XLA_FLAGS += --xla_cpu_use_fusion_emitters=false
+# XLA optimises as always. Of the two ways to emit the loops that it has fused, this one compiles in half the time, and
+# in half of that again where LLVM does not optimise machine code: most tests compile for longer than they compute. The
+# thousands of rows of test_batches ask for its optimisations; those over shards, in `make test-slow`, for all that
+# users have.
+test test-slow: export XLA_FLAGS += --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0
 
 test: $(VENV)/dev ## test the library
 	$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist worksteal

@@ -1,6 +1,7 @@
 """The implementation for other devices, on the CPU; and derivatives on JAX against differences."""
 
 import contextlib
+import os
 
 import jax
 import numpy as np
@@ -9,6 +10,20 @@ import pytest
 from sparsetopk.jax import _pallas
 from sparsetopk.jax._pallas import kernels
 from sparsetopk.jax._solvers import ffi
+
+# As users have it; the Makefile has flags with which most tests compile in a quarter of the time.
+AS_USERS_HAVE_IT = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
+
+
+def with_four_devices():
+    """The environment of a process in which the CPU is four devices. Where things go is decided before
+    machine code is made: that is made quickly, and not optimised."""
+    flags = (
+        "--xla_force_host_platform_device_count=4",
+        "--xla_backend_optimization_level=0",
+        "--xla_cpu_use_fusion_emitters=false",
+    )
+    return os.environ | {"XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"}
 
 
 @contextlib.contextmanager

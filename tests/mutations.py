@@ -174,7 +174,10 @@ KERNELS = [
         "value",
     ),
     Mutation(
-        "tie rule: the lowest index wins", "output.hpp", "if (a == state.pivot) left -= z;", ""
+        "tie rule: the lowest index wins",
+        "output.hpp",
+        "j < count && left > 0; ++j, left -= 1)",
+        "j < count && left > 0; ++j)",
     ),
     Mutation(
         "factor: what a crowd of infinities shares",

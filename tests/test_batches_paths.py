@@ -17,6 +17,7 @@ from test_batches import (
     EPS32,
     EPS64,
     KINDS,
+    OPTIMISED,
     PS,
     Batch,
     assert_close,
@@ -101,6 +102,8 @@ def test_shards_of_jax(kind, p):
     """Shards are an axis of ``vmap``, which has the collectives of a mesh."""
     jax = pytest.importorskip("jax")
     st = pytest.importorskip("sparsetopk.jax")
+    from jax_ways import AS_USERS_HAVE_IT
+
     at, shards = batch(kind, p, 33), 3
 
     def cut(v):
@@ -112,7 +115,8 @@ def test_shards_of_jax(kind, p):
         y, pull = jax.vjp(f, x)
         return y, pull(g)[0]
 
-    found = jax.jit(jax.vmap(both, axis_name="shard"))(cut(at.x), cut(at.g))
+    sharded = jax.vmap(both, axis_name="shard")
+    found = jax.jit(sharded, compiler_options=AS_USERS_HAVE_IT)(cut(at.x), cut(at.g))
     found = (np.asarray(v, np.float64).swapaxes(0, 1).reshape(at.x.shape) for v in found)
     assert_close(tuple(found), kind, p, 33, EPS32)
 
@@ -148,7 +152,8 @@ def test_many_arrays_of_jax(kind, p, way):
         f = jax.vmap(both, in_axes=(0, None, None, 0), axis_name="shard")
         given = [v.reshape(len(v), 3, -1) if v.shape[-1] > 1 else v for v in given]
     k, lam = (v[:, 0] for v in given[1:3])
-    found = jax.jit(jax.vmap(f))(given[0], k, lam, given[3])
+    optimised = jax.jit(jax.vmap(f), compiler_options=OPTIMISED)
+    found = optimised(given[0], k, lam, given[3])
     found = (np.asarray(v, np.float64).reshape(at.x.shape) for v in found)
     assert_close(tuple(found), kind, p, 33, EPS32)
 
@@ -183,7 +188,8 @@ def test_where_largest_and_axes_of_jax(kind, p, way):
 
     k, lam = (jnp.asarray(v, np.float32)[..., None] for v in (at.k, at.lam))
     with contextlib.nullcontext() if way == "core" else in_xla_operations():
-        y, dx = (np.asarray(v, np.float64) for v in jax.jit(both)(x, k, lam, g))
+        optimised = jax.jit(both, compiler_options=OPTIMISED)
+        y, dx = (np.asarray(v, np.float64) for v in optimised(x, k, lam, g))
     assert not y[..., 4].any()
     assert not dx[..., 4].any()
     y, dx = (np.delete(v, 4, axis=2).reshape(at.x.shape) for v in (y, dx))

@@ -26,8 +26,13 @@ def test_some_seconds(tmp_path):
     """`make fuzz SEED=...` draws the same again, and on."""
     seed = os.environ.get("SPARSETOPK_FUZZ_SEED", "1")
     command = [sys.executable, HERE / "fuzz.py", "--seconds", "20", "--calls", "45", "--seed", seed]
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
     done = subprocess.run(
-        [*command, "--found", tmp_path], capture_output=True, text=True, timeout=400
+        [*command, "--found", tmp_path],
+        env=os.environ | {"XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        timeout=400,
     )
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]

@@ -4,6 +4,10 @@ functions have, and what the maths imports. All of it is read from the source.""
 import ast
 from pathlib import Path
 
+import pytest
+
+import mutations
+
 ROOT = Path(__file__).parent.parent / "src/sparsetopk"
 FILES = {
     path.relative_to(ROOT).as_posix(): ast.parse(path.read_text())
@@ -120,3 +124,13 @@ def test_a_name_has_one_meaning():
         if not path.startswith(KERNELS):
             names = {n.name for n in tree.body if isinstance(n, (*FUNCTION, ast.ClassDef))}
             assert not names & set(without), path
+
+
+def test_every_mutation_fits_the_code():
+    """`make mutate` puts other text where it finds its own, which must stand there once."""
+    core = ROOT.parents[1] / "csrc"
+    if not core.exists():
+        pytest.skip("the source is not here")
+    for room, broken in ((ROOT / "_maths", mutations.MATHS), (core, mutations.KERNELS)):
+        for mutation in broken:
+            assert (room / mutation.file).read_text().count(mutation.old) == 1, mutation.what

@@ -1,7 +1,6 @@
 """What is JAX's own: transforms, tracing, dtypes, sharding. Values and derivatives are tested with the
 case table, over all front-ends."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 import sparsetopk
 from cases import CASES, MAGNITUDES, MASKS, ROWS, TWO_SIDED, Case
-from jax_ways import check_derivatives
+from jax_ways import check_derivatives, with_four_devices
 from test_derivatives import AT, SMOOTH
 
 jax = pytest.importorskip("jax")
@@ -393,8 +392,6 @@ def test_errors_name_the_argument():
 
 def in_four_devices(code: str) -> None:
     """Run in a process of its own, in which the CPU is four devices."""
-    flags = "--xla_force_host_platform_device_count=4"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     prelude = """
 import functools, sys
 import jax, jax.numpy as jnp, numpy as np
@@ -406,7 +403,7 @@ assert len(jax.devices()) == 4
 """
     result = subprocess.run(
         [sys.executable, "-c", prelude + code],
-        env=environment,
+        env=with_four_devices(),
         capture_output=True,
         text=True,
         cwd=Path(__file__).parent,

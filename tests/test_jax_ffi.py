@@ -11,6 +11,7 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp
 
+from jax_ways import with_four_devices
 from sparsetopk import _core as core
 from sparsetopk._maths.operator import Operator
 from sparsetopk._numpy.isotonic import solve_isotonic
@@ -276,7 +277,6 @@ def test_a_donated_argument_may_be_overwritten():
 def run_on_four_devices(code: str) -> None:
     setting = """
     import contextlib, os
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
     os.environ["SPARSETOPK_THREADS"] = "4"
     import jax, jax.numpy as jnp, numpy as np
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
@@ -315,6 +315,7 @@ def run_on_four_devices(code: str) -> None:
     setting, code = textwrap.dedent(setting), textwrap.dedent(code)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", setting + code],
+        env=with_four_devices(),
         check=False,
         capture_output=True,
         text=True,
@@ -345,6 +346,7 @@ def test_no_row_moves_between_devices():
     )
 
 
+@pytest.mark.slow
 def test_no_row_moves_with_the_partitioner_before_shardy():
     run_on_four_devices(
         """
@@ -356,6 +358,7 @@ def test_no_row_moves_with_the_partitioner_before_shardy():
     )
 
 
+@pytest.mark.slow
 def test_shard_map():
     run_on_four_devices(
         """
@@ -374,6 +377,7 @@ def test_shard_map():
     )
 
 
+@pytest.mark.slow
 def test_devices_may_solve_at_once():
     """Each wants all threads of the pool, which serves one of them at a time."""
     run_on_four_devices(

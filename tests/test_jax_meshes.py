@@ -1,6 +1,5 @@
 """Every operator on a mesh of 2 x 2 devices, with axes of every kind."""
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -8,6 +7,8 @@ import textwrap
 import pytest
 
 pytest.importorskip("jax")
+
+from jax_ways import with_four_devices
 
 SETTING = """
     import contextlib, re
@@ -64,15 +65,10 @@ SETTING = """
 
 
 def run(code):
-    # Where things go is decided before LLVM optimises: without that it is compiled in half the time.
-    flags = {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 "
-        "--xla_cpu_use_fusion_emitters=false"
-    }
     script = textwrap.dedent(SETTING) + textwrap.dedent(code)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],
-        env=os.environ | flags,
+        env=with_four_devices(),
         check=False,
         capture_output=True,
         text=True,
@@ -80,6 +76,7 @@ def run(code):
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+@pytest.mark.slow
 def test_a_sharded_batch_stays_where_it_is():
     """Every operator, forward and backward, mapped and not, with axes of every kind: as on one device,
     and nothing goes from device to device. All of them in one program for each kind."""
@@ -159,6 +156,7 @@ def test_explicit_axes():
     )
 
 
+@pytest.mark.slow
 def test_sharded_parameters_are_pruned_where_they_are():
     """Together, with axes of every kind: numbers are added up, and no weight moves."""
     run(
@@ -221,6 +219,7 @@ def test_sharded_parameters_are_pruned_where_they_are():
     )
 
 
+@pytest.mark.slow
 def test_losses_and_routers_over_devices():
     """Classes that are sharded, and tokens that are: as in one piece."""
     run(
@@ -290,6 +289,7 @@ def test_what_moves_between_devices():
     )
 
 
+@pytest.mark.slow
 def test_many_sharded_arrays():
     """As in one piece, in derivatives of both modes, and where entries tie; and the program for many of
     them is hardly longer than for few."""

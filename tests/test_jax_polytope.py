@@ -1,6 +1,5 @@
 """Permutahedron, sorting, ranking and norms on JAX arrays: NumPy's values, and every transform."""
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -20,7 +19,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp
 
 import sparsetopk.jax as st
-from jax_ways import check_derivatives, in_xla_operations
+from jax_ways import check_derivatives, in_xla_operations, with_four_devices
 from sparsetopk.jax._solvers import pav
 
 PHI_NAMES = ("identity", "half_square", "abs", "exp")
@@ -443,10 +442,8 @@ def test_rows_that_are_sharded_stay_where_they_are():
             for gathers in ("all-gather(", "all-to-all(", "collective-permute("):
                 assert gathers not in program, (solver, gathers)
     """
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], check=True, env=os.environ | flags
-    )
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    subprocess.run(command, check=True, env=with_four_devices())
 
 
 def test_memory_of_a_gradient(way):
