@@ -1,5 +1,7 @@
 """``soft_sort`` and ``soft_rank`` of rows with padding: the entries that are there, and nothing else."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ DY = _rng.normal(size=(M, N))
 SETTINGS = [(2.0, True), (1.5, False), (3.0, True)]
 
 
+@cache
 def alone(name, p, descending):
     """Every row without its padding: values and cotangents, NaN elsewhere."""
     rank = name == "soft_rank"

@@ -127,7 +127,8 @@ def test_gradcheck(phi, p, f):
     def at(x, w, lam):
         return f(x, w, lam, p=p, phi=phi)
 
-    assert torch.autograd.gradcheck(at, (x, w, lam), check_forward_ad=True)
+    # Entry by entry for p = 2, along random directions for the others, which go the same way.
+    assert torch.autograd.gradcheck(at, (x, w, lam), check_forward_ad=True, fast_mode=p != 2)
     assert torch.autograd.gradgradcheck(at, (x, w, lam), check_fwd_over_rev=True, fast_mode=True)
 
 
