@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import sparsetopk.torch as st
+from sparsetopk.torch._modules import _Counted
 from sparsetopk.torch.nn import (
     ExpertChoice,
     RunningLam,
@@ -16,6 +17,7 @@ from sparsetopk.torch.nn import (
     TopKAttention,
     TopKMag,
     TopKMask,
+    TopKSelect,
     TopKSign,
 )
 
@@ -112,8 +114,8 @@ def test_errors(options, message):
         RunningLam(**options)
 
 
-HARD = (1e-6, "no entry competes in 50 rows with lam=1e-06; it is hard")
-ALL = (1e3, "all entries compete")
+HARD = (1e-6, "0 of 20 entries compete on average of 50 rows with lam=1e-06; it is hard in effect")
+ALL = (1e3, "20 of 20 entries compete on average of 50 rows with lam=1000; take a smaller lam")
 
 
 @pytest.mark.parametrize(
@@ -140,9 +142,83 @@ def test_a_lam_that_teaches_nothing_is_said_once(make, lam, message, straight_th
 
 def test_a_selector_says_that_nothing_competes():
     x = torch.randn(50, 20, 4)
-    with pytest.warns(UserWarning, match="TokenSelector: no entry competes"):
+    with pytest.warns(UserWarning, match="TokenSelector: 0 of 20 entries compete"):
         TokenSelector(3, 4, 1e-6)(x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         TokenSelector(3, 4, 1e6)(x)  # all slots compete: they are not all entries
         TopKAttention(4, 2, 3)(x)
+
+
+def test_hardly_any_is_said_too():
+    x = torch.arange(20.0).repeat(50, 1)
+    x[0, 16] += 0.999  # one of 50 rows has two that compete
+    with pytest.warns(UserWarning, match="TopKMask: 0.04 of 20 entries compete"):
+        TopKMask(3, 0.01)(x)
+
+
+STATISTICS = [
+    (lambda: TopKMask(3, 2.5), 2),
+    (lambda: TopKMask(3, 2.5, straight_through=True), 2),
+    (lambda: TopK(3, 2.5), 2),
+    (lambda: TopKMask(3, 2.5, largest=False), 2),
+    (lambda: TopKSelect(3, 2.5), 2),
+    (lambda: TopKSelect(3, 2.5, values="x", capacity=3), 2),
+    (lambda: TokenSelector(3, 1, 2.5, scorer=torch.nn.Identity()), 2),
+]
+
+
+@pytest.mark.parametrize(("make", "expected"), STATISTICS)
+def test_what_competes_is_counted_now_and_then(make, expected):
+    layer = make()
+    x = torch.arange(20.0)
+    x = x.repeat(10, 1, 1).mT if isinstance(layer, TokenSelector) else x.repeat(10, 1)
+    assert layer.statistics() == {}
+    layer.eval()(x)
+    assert layer.statistics() == {}
+    layer.train()(x)
+    assert {name: v.item() for name, v in layer.statistics().items()} == pytest.approx(
+        {"competing": expected, "share": expected / 20}
+    )
+    for _ in range(99):
+        layer(x / 5)
+    assert layer.statistics()["competing"] == expected
+    layer(x / 5)  # the 101st
+    assert layer.statistics()["competing"] > expected
+
+
+def test_no_mask_is_looked_at_between_counts_or_in_a_graph(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        TopKMask, "_judge", lambda self, counted: seen.append(counted.competing.item())
+    )
+    x, layer, compiled = torch.randn(10, 20), TopKMask(3), TopKMask(3)
+    layer._judged = True
+    for _ in range(201):
+        layer(x)
+    assert len(seen) == 3
+    graph = torch.compile(compiled, fullgraph=True, backend="eager")
+    graph(x)
+    assert compiled.statistics() == {}
+    torch.func.vmap(compiled)(x)
+    assert compiled.statistics() == {}
+
+
+def test_on_another_device_the_warning_comes_with_the_statistics():
+    x = torch.randn(50, 20)
+    layer = TopKMask(3, 1e-6)
+    layer._counted = _Counted(torch.tensor(0), 50, 20, 1e-6)  # what a GPU would have left
+    with pytest.warns(UserWarning, match="TopKMask: 0 of 20 entries compete"):
+        layer.statistics()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(x)
+
+
+def test_a_running_lam_for_slots():
+    torch.manual_seed(0)
+    x = torch.randn(64, 100)
+    layer = TopKSelect(10, RunningLam(8.0, start=5.0), capacity=12)
+    for _ in range(30):
+        layer(x)
+    assert abs(competing(st.topk_mask(x, 10, layer.lam.value), x, True) - 8) < 0.5

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._checks import check_positive_int
 from ._functions.operators import topk_mask, topk_sign
-from ._rows.arguments import Number, entries, is_plain
+from ._rows.arguments import Number, entries, is_ordinary, is_plain
 from ._spread.groups import check_group
 
 if TYPE_CHECKING:
@@ -148,7 +148,18 @@ def _short(value: Number | RunningLam) -> str:
     return f"{type(value).__name__}{tuple(value.shape)}"
 
 
-_FEW = 8  # rows, of which it may be chance that none competes
+_FEW_ROWS = 8  # of which it may be chance that none competes
+_TOO_FEW = (
+    0.1  # that compete in a row: as they do so in twos, less than one row in 20 has a gradient
+)
+_COUNTED_EVERY = 100  # forwards in training: to count takes passes over the mask
+
+
+class _Counted(NamedTuple):
+    competing: Tensor  # in all rows
+    rows: int
+    entries: int  # of a row
+    lam: Number
 
 
 class HardenedModule(Module):
@@ -159,7 +170,9 @@ class HardenedModule(Module):
     ) -> None:
         super().__init__(k, lam, **options)
         self.hard_eval = hard_eval
-        self._looked = False
+        self._forwards = 0  # in training
+        self._judged = False
+        self._counted: _Counted | None = None
 
     @property
     def current_lam(self) -> Number:
@@ -168,36 +181,59 @@ class HardenedModule(Module):
             return 0.0
         return self.lam.value if isinstance(self.lam, RunningLam) else _within(self.lam, 0.0, None)
 
-    def watch(self, competing: Callable[[], Tensor], rows: int) -> None:
-        """Tell a running lam which entries compete."""
-        if self.training and isinstance(self.lam, RunningLam):
-            with torch.no_grad():
-                self.lam.observe(competing(), rows)
+    def statistics(self) -> dict[str, Tensor]:
+        """For logging: ``competing``, how many entries of a row compete on average, and ``share``, what
+        part of its entries. Too few, and nothing learns what to select; all, and nothing is selected.
 
-    def look(self, competing: Callable[[], Tensor], rows: int, *, of_all: bool = True) -> None:
-        """Warn in the first training step if lam is so small that no entry competes, or so large that
-        all do, where the flags are ``of_all`` entries."""
-        if torch.compiler.is_compiling() or self._looked or not self.training or rows < _FEW:
+        They are counted in the first forward in ``train()`` and in every hundredth after it, outside of
+        compiled graphs; there are none before.
+        """
+        if self._counted is None:
+            return {}
+        self._judge(self._counted)
+        mean = self._counted.competing / self._counted.rows
+        return {"competing": mean, "share": mean / self._counted.entries}
+
+    def watch(self, competing: Callable[[], Tensor], rows: int, entries: int) -> None:
+        """Tell a running lam which entries compete in rows of so many, and count them now and then."""
+        if not self.training:
             return
+        with torch.no_grad():
+            if isinstance(self.lam, RunningLam):
+                self.lam.observe(competing(), rows)
+            self._tally(competing, rows, entries)
+
+    def _tally(self, competing: Callable[[], Tensor], rows: int, entries: int) -> None:
+        """No device is waited for; but on the CPU it is said at once if lam teaches nothing."""
+        if torch.compiler.is_compiling() or not rows:
+            return
+        self._forwards += 1
+        to_judge = not self._judged and rows >= _FEW_ROWS
+        if not to_judge and self._forwards % _COUNTED_EVERY != 1:
+            return
+        count, lam = competing().sum(), self.current_lam
+        if is_plain() and all(is_ordinary(v) for v in (count, lam) if isinstance(v, Tensor)):
+            self._counted = _Counted(count, rows, entries, lam)
+            if count.is_cpu:
+                self._judge(self._counted)
+
+    def _judge(self, counted: _Counted) -> None:
+        """Warn once if lam is so small that hardly any entry competes, or so large that all do."""
+        if self._judged or counted.rows < _FEW_ROWS:
+            return
+        self._judged = True
         if isinstance(self.lam, RunningLam):  # it finds its way
             return
-        lam = self.current_lam
-        with torch.no_grad():
-            seen = competing()
-            if not is_plain(seen, lam) or not bool(
-                torch.as_tensor(lam, device=seen.device).min() > 0
-            ):
-                return
-            self._looked = True
-            share = seen.double().mean().item()
-        if share == 0 or (share == 1 and of_all):
-            advice = "it is hard in effect: take a larger" if share == 0 else "take a smaller"
-            which = "no entry competes" if share == 0 else "all entries compete"
-            warnings.warn(
-                f"{type(self).__name__}: {which} in {rows} rows with lam={_short(lam)}; {advice} lam, "
-                "choose_lam, or a RunningLam",
-                stacklevel=4,
-            )
+        lam, mean = counted.lam, counted.competing.item() / counted.rows
+        is_hard = bool((torch.as_tensor(lam) == 0).any())  # by intention
+        if is_hard or _TOO_FEW <= mean < counted.entries:
+            return
+        advice = "it is hard in effect, take a larger" if mean < _TOO_FEW else "take a smaller"
+        warnings.warn(
+            f"{type(self).__name__}: {mean:.2g} of {counted.entries} entries compete on average of "
+            f"{counted.rows} rows with lam={_short(lam)}; {advice} lam, choose_lam, or a RunningLam",
+            stacklevel=6,
+        )
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (", hard_eval=True" if self.hard_eval else "")
@@ -223,7 +259,5 @@ class Operator(HardenedModule):
                 seen = operator(x.detach(), k, lam, **{**self.options, "straight_through": False})
             return (seen != 0) & (seen.abs() != whole)
 
-        rows = x.numel() // max(n, 1)
-        self.look(competing, rows)
-        self.watch(competing, rows)
+        self.watch(competing, x.numel() // max(n, 1), n)
         return y

@@ -49,21 +49,20 @@ class _Selector(HardenedModule):
             return self.k
         return default_capacity(self.k, n) if self.capacity is None else min(n, self.capacity)
 
-    def select(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights of the slots ``[..., slots]``, 1 for the k largest scores, and which these are.
+    def select(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """Weights of the slots ``[..., slots]``, 1 for the k largest of n scores, and which these are.
 
         Scores are in decreasing order, so that the first k slots are the hard selection; -inf is no
         candidate.
         """
         relaxed = topk_mask(scores, self.backward_k, self.current_lam, **self.options)
-        rows = scores.numel() // max(scores.shape[-1], 1)
+        slots = scores.shape[-1]
 
         def competing() -> Tensor:
             return (relaxed.detach() > 0) & (relaxed.detach() < 1)
 
-        self.look(competing, rows, of_all=False)
-        self.watch(competing, rows)
-        selected = torch.arange(scores.shape[-1], device=scores.device) < self.k
+        self.watch(competing, scores.numel() // max(slots, 1), n)
+        selected = torch.arange(slots, device=scores.device) < self.k
         selected = selected & (scores.detach() > -torch.inf)
         return selected.to(relaxed.dtype) + (relaxed - relaxed.detach()), selected
 
@@ -117,7 +116,7 @@ class TokenSelector(_Selector):
             scores = scores.masked_fill(~mask, -torch.inf)
         best = scores.detach().topk(self.slots(n), dim=-1).indices
         # The hard selection in the order of the tokens, and then what competes in decreasing order.
-        weights, selected = self.select(scores.gather(-1, best))
+        weights, selected = self.select(scores.gather(-1, best), n)
         order = torch.where(selected, best, n + torch.arange(best.shape[-1], device=x.device))
         order = order.argsort(dim=-1)
         weights, selected, indices = (v.gather(-1, order) for v in (weights, selected, best))
@@ -208,7 +207,7 @@ class TopKAttention(_Selector):
         a = a / math.sqrt(a.shape[-1])
         at, allowed = self._candidates(a.detach(), b.detach(), mask)
         scores = (a.unsqueeze(2) * _rows_at(b, at)).sum(dim=-1)
-        y, _ = self.select(scores.masked_fill(~allowed, -torch.inf))
+        y, _ = self.select(scores.masked_fill(~allowed, -torch.inf), length)
         q, k, v = self.inputs(x).chunk(3, dim=-1)
         slots = at.shape[-1]
         q = q.reshape(batch, length, self.heads, 1, -1) / math.sqrt(dim // self.heads)

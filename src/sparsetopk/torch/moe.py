@@ -293,7 +293,9 @@ class ExpertChoice(_Router):
         options = {"mask": mask, "group": self.group, **self.options}
         route = partial(expert_choice, self._noisy(logits), k, self.current_lam, **options)
         # A slot for every token: what is dropped competes too, or lam would grow for ever.
-        self.watch(lambda: route(capacity=tokens).competing, logits.numel() // max(tokens, 1))
+        self.watch(
+            lambda: route(capacity=tokens).competing, logits.numel() // max(tokens, 1), tokens
+        )
         return route(capacity=capacity)
 
     def extra_repr(self) -> str:
@@ -337,7 +339,9 @@ class TokenChoice(_Router):
             capacity = max(1, math.ceil(self.capacity_factor * float(self.k) * tokens / experts))
         options = {"mask": mask, **self.options}
         route = partial(token_choice, self._noisy(logits), self.k, self.current_lam, **options)
-        self.watch(lambda: route(capacity=tokens).competing, logits.numel() // max(experts, 1))
+        self.watch(
+            lambda: route(capacity=tokens).competing, logits.numel() // max(experts, 1), experts
+        )
         return route(capacity=None if capacity is None else min(capacity, tokens))
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "TopKMag",
     "TopKMask",
     "TopKSAE",
+    "TopKSelect",
     "TopKSign",
 ]
 
@@ -123,12 +124,10 @@ class TopKSelect(HardenedModule):
     tensor([5., 3.])
     """
 
-    lam: Number
-
     def __init__(
         self,
         k: Number,
-        lam: Number = 0.1,
+        lam: Number | RunningLam = 0.1,
         *,
         p: float = 2.0,
         two_sided: bool = False,
@@ -147,9 +146,23 @@ class TopKSelect(HardenedModule):
 
     def forward(self, x: Tensor) -> Selection:
         n = entries(x, self.options["dim"])
-        capacity = check_capacity(self.capacity, self.k, n, is_hard(self.lam))
+        hard = not isinstance(self.lam, RunningLam) and is_hard(self.lam)
+        capacity = check_capacity(self.capacity, self.k, n, hard)
         k, lam = self.within(n), self.current_lam
-        return topk_select(x, k, lam, capacity=capacity, **self.options)
+        selection = topk_select(x, k, lam, capacity=capacity, **self.options)
+
+        def competing() -> Tensor:
+            """Of all entries: a running lam that saw the slots alone would grow once they are full."""
+            options = {name: self.options[name] for name in ("p", "dim")}
+            if self.options["magnitude"]:
+                y = topk_mag(x.detach(), k, lam, **options)
+                return (y != 0) & (y != x.detach())
+            options |= {name: self.options[name] for name in ("two_sided", "largest")}
+            y = topk_mask(x.detach(), k, lam, **options)
+            return (y > 0) & (y < 1)
+
+        self.watch(competing, x.numel() // max(n, 1), n)
+        return selection
 
 
 class TopKLoss(Module):

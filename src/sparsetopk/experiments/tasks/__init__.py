@@ -6,6 +6,7 @@
 TASKS = {
     "indexer-64": "an indexer fetches 4 of 64 tokens; the needle's value is asked for",
     "indexer-256": "the same with 256 tokens",
+    "indexer-512": "the same with 512 tokens",
     "patches": "9 of 49 patches of a picture of 84 x 84 pixels, a digit among clutter",
     "pixels-20": "20 pixels for all digits, and a network that sees nothing else",
     "pixels-50": "the same with 50 pixels",

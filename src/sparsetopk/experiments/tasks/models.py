@@ -155,6 +155,8 @@ class Pixels(Pictures):
 class Instances(Pictures):
     """k pixels for each picture, by a network that sees all of it."""
 
+    BATCH = 64  # rows of 784 scores, which take the dense methods long
+
     def __init__(self, k: int, data: Data, seed: int) -> None:
         super().__init__(data)
         self.k = k

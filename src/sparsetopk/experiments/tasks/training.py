@@ -38,6 +38,7 @@ Make = Callable[[Data, int], Task]  # of data and seed
 MAKE: dict[str, Make] = {
     "indexer-64": partial(Indexer, 64),
     "indexer-256": partial(Indexer, 256),
+    "indexer-512": partial(Indexer, 512),
     "patches": patches.Patches,
     "pixels-20": partial(Pixels, 20),
     "pixels-50": partial(Pixels, 50),
