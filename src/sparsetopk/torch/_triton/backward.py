@@ -8,17 +8,16 @@ import triton
 import triton.language as tl
 
 from .rows import (
+    arguments,
     hard_mask,
-    in_range,
-    keys,
     lone,
     lone_slopes,
-    number,
     output,
     places,
+    read,
     rounded,
-    split,
     split_entries,
+    state_at,
 )
 from .scalars import MAGNITUDE, is_even, largest
 from .solve import count_of
@@ -63,7 +62,7 @@ def block_moves(rho, g, mean, lam):
 def _of_block(
     t, y, slope, g, inside, above, pinned, k, frac, lam, OP: tl.constexpr, DEBIAS: tl.constexpr
 ):
-    """What the block gives: dx of its entries, and dk and dlam of the row.
+    """What the block gives: dx of its entries, dk and dlam of the row; and how many entries it has.
 
     dx_i = b g_i + S'(t_i)/lam (g_i - mean), with b = 1 for the debiased magnitude and else 0. An entry
     that is the block alone feels the curvature of phi alone.
@@ -76,26 +75,29 @@ def _of_block(
     of_g = tl.sum(rho * g, 1)
     sum_g = tl.sum(g, 1)
     mass = tl.sum(tl.where(inside, y, 0.0), 1)
+    size = count_of(inside)
     mean, single, alone, rest, dk = block_rule(
-        count_of(inside), left, total, of_g, sum_g, mass, pinned, lam, OP, DEBIAS
+        size, left, total, of_g, sum_g, mass, pinned, lam, OP, DEBIAS
     )
     moved = block_moves(rho, g, mean, lam)
     dlam = -tl.sum(tl.where(inside, moved * t, 0.0), 1)
     dx = tl.where(single[:, None], alone[:, None] * g, B * g + moved)
     only_t = tl.sum(tl.where(inside & single[:, None], t, 0.0), 1)
     dlam = tl.where(single, sum_g * only_t * rest, dlam)
-    return dx, dk, dlam
+    return dx, dk, dlam, size
 
 
 @triton.jit
 def _relaxed(
     a, g, k, frac, lam, pivot, delta, OP: tl.constexpr, E: tl.constexpr, DEBIAS: tl.constexpr
 ):
-    """dx without the sign of x, dk and dlam of the rows with lam > 0."""
+    """dx without the sign of x, dk and dlam where lam > 0; how many entries are in the block."""
     d = lone(a, lam, DEBIAS, OP, E)
     t, y, slope, inside, above, pinned = split_entries(a, pivot, delta, lam, OP, E)
     lam = tl.where(lam > 0, lam, 1.0)
-    in_block, dk, dlam = _of_block(t, y, slope, g, inside, above, pinned, k, frac, lam, OP, DEBIAS)
+    in_block, dk, dlam, size = _of_block(
+        t, y, slope, g, inside, above, pinned, k, frac, lam, OP, DEBIAS
+    )
     dx = tl.where(inside, in_block, 0.0)
     if OP == MAGNITUDE:
         above = above | ((pivot == float("-inf"))[:, None] & (a > float("-inf")))
@@ -107,7 +109,7 @@ def _relaxed(
             dlam += tl.sum(tl.where(above, in_lam * g, 0.0), 1)
     crowd = tl.where(pivot == float("inf"), delta, 0.0)
     shared = tl.sum(tl.where((crowd > 0)[:, None] & (a == float("inf")), g, 0.0), 1)
-    return dx, dk + shared / tl.maximum(crowd, 1.0), dlam
+    return dx, dk + shared / tl.maximum(crowd, 1.0), dlam, size
 
 
 @triton.jit
@@ -125,13 +127,15 @@ def pulled_back(
     x, a, g, k, frac, lam, pivot, delta, limit, OP: tl.constexpr, E: tl.constexpr,
     DEBIAS: tl.constexpr, TIMES: tl.constexpr, RELAXED: tl.constexpr, HARD: tl.constexpr,
 ):  # fmt: skip
-    """dx, dk and dlam of rows, for the cotangent g of the output; |dx| is at most ``limit``."""
+    """dx, dk and dlam of rows, for the cotangent g of the output, and a number that ``places`` may come
+    after; |dx| is at most ``limit``."""
     of_y = cotangent(x, g, OP, TIMES)
     dx = tl.zeros_like(x)
     dk = 0.0 * lam
     dlam = dk
+    size = 0 * k
     if RELAXED:
-        dx, dk, dlam = _relaxed(a, of_y, k, frac, lam, pivot, delta, OP, E, DEBIAS)
+        dx, dk, dlam, size = _relaxed(a, of_y, k, frac, lam, pivot, delta, OP, E, DEBIAS)
     if HARD:
         hard = lam == 0
         of_hard = tl.zeros_like(x)
@@ -146,7 +150,8 @@ def pulled_back(
         dx += output(a, k, frac, lam, pivot, delta, OP, E, DEBIAS, RELAXED, HARD) * g
     bad = pivot != pivot
     dx = tl.where(bad[:, None], float("nan"), tl.minimum(tl.maximum(dx, -limit), limit))
-    return dx, tl.where(bad, float("nan"), dk), tl.where(bad, float("nan"), dlam)
+    dk = tl.where(bad, float("nan"), dk)
+    return dx, dk, tl.where(bad, float("nan"), dlam), tl.max(size, 0)
 
 
 @triton.jit(do_not_specialize=["m", "k_bits", "lam_bits"])
@@ -158,17 +163,17 @@ def backward_kernel(
     IN_K: tl.constexpr, IN_LAM: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, at, there = places(m, n, ROWS, BLOCK)
-    x = tl.load(x_ptr + at, mask=there, other=0.0).to(D)
+    x, a = read(x_ptr, at, there, OP, D)
     g = tl.load(g_ptr + at, mask=there, other=0.0).to(D)
-    k, frac, _ = split(number(k_ptr, k_bits, k_stride, row, m, K_TENSOR), n, D)
-    lam, _ = in_range(number(lam_ptr, lam_bits, lam_stride, row, m, LAM_TENSOR), D)
-    pivot = tl.load(state_ptr + 2 * row.to(tl.int64), mask=row < m, other=float("inf"))
-    delta = tl.load(state_ptr + 2 * row.to(tl.int64) + 1, mask=row < m, other=0.0)
-    a = keys(x, there, OP)
-    dx, dk, dlam = pulled_back(
+    k, frac, lam, _valid = arguments(
+        k_ptr, lam_ptr, k_stride, lam_stride, k_bits, lam_bits, row, m, n, K_TENSOR, LAM_TENSOR, D
+    )
+    pivot, delta = state_at(state_ptr, row, m)
+    dx, dk, dlam, size = pulled_back(
         x, a, g, k, frac, lam, pivot, delta, largest(dx_ptr.dtype.element_ty), OP, E, DEBIAS, TIMES,
         RELAXED, HARD,
     )  # fmt: skip
+    row, at, there = places(m, n, ROWS, BLOCK, size)
     tl.store(dx_ptr + at, rounded(dx, dx_ptr.dtype.element_ty), mask=there)
     if IN_K:
         tl.store(dk_ptr + row, dk, mask=row < m)

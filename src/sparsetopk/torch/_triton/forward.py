@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rows import finish, has_bad_entry, in_range, keys, number, output, places, rounded, split
+from .rows import arguments, finish, has_bad_entry, output, places, read, rounded, store_numbers
 from .solve import solve
 
 
@@ -20,17 +20,15 @@ def forward_kernel(
     """ROWS rows of at most BLOCK entries, computed in the dtype D. TIMES multiplies a mask by x. WRITE
     and COUNT say whether y and the number of passes are wanted besides the state."""
     row, at, there = places(m, n, ROWS, BLOCK)
-    x = tl.load(x_ptr + at, mask=there, other=0.0).to(D)
-    k, frac, k_valid = split(number(k_ptr, k_bits, k_stride, row, m, K_TENSOR), n, D)
-    lam, lam_valid = in_range(number(lam_ptr, lam_bits, lam_stride, row, m, LAM_TENSOR), D)
-    a = keys(x, there, OP)
-    # The rows after the last have no entries and k = 0.
-    invalid = (has_bad_entry(x, OP) | ~k_valid | ~lam_valid) & (row < m)
-    k = tl.where(row < m, k, 0)
-    frac = tl.where(row < m, frac, 0.0)
+    x, a = read(x_ptr, at, there, OP, D)
+    k, frac, lam, valid = arguments(
+        k_ptr, lam_ptr, k_stride, lam_stride, k_bits, lam_bits, row, m, n, K_TENSOR, LAM_TENSOR, D
+    )
+    invalid = has_bad_entry(x, there, OP) | ~valid
     pivot, delta, passes = solve(a, k, frac, lam, invalid, n, OP, E, RELAXED, HARD)
-    tl.store(state_ptr + 2 * row.to(tl.int64), pivot, mask=row < m)
-    tl.store(state_ptr + 2 * row.to(tl.int64) + 1, delta, mask=row < m)
+    row, at, there = places(m, n, ROWS, BLOCK, passes)
+    store_numbers(state_ptr, row, m, 0, 2, pivot)
+    store_numbers(state_ptr, row, m, 1, 2, delta)
     if WRITE:
         y = output(a, k, frac, lam, pivot, delta, OP, E, DEBIAS, RELAXED, HARD)
         y = finish(y, x, OP, TIMES)

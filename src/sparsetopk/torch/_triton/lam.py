@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ..._maths import select
-from .rows import has_bad_entry, keys, number, places, split, split_entries
+from .rows import has_bad_entry, number, places, read, split, split_entries
 from .scalars import MAGNITUDE, epsilon, power
 from .solve import any_of, count_of, finite_ends, normal_guess, nth, relaxed_threshold
 
@@ -63,10 +63,9 @@ def lam_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, at, there = places(m, n, ROWS, BLOCK)
-    x = tl.load(x_ptr + at, mask=there, other=0.0).to(D)
+    x, a = read(x_ptr, at, there, OP, D)
     k, frac, k_valid = split(number(k_ptr, k_bits, k_stride, row, m, K_TENSOR), n, D)
-    a = keys(x, there, OP)
-    invalid = has_bad_entry(x, OP) | ~k_valid
+    invalid = has_bad_entry(x, there, OP) | ~k_valid
     X: tl.constexpr = x_ptr.dtype.element_ty
     last = k + (frac > 0).to(tl.int32)
     length = tl.minimum(n, 2 * wanted + 2)

@@ -281,7 +281,7 @@ def select(
     chosen = x.new_empty(slots if straight else (0,), dtype=torch.bool)
     _run(
         select_kernel,
-        _settings(x, k, lam, operator, state, 1 + straight),
+        _settings(x, k, lam, operator, state),
         value_ptr=values,
         index_ptr=indices,
         chosen_ptr=chosen.view(torch.uint8),
@@ -314,7 +314,7 @@ def select_backward(
     dk, dlam = (state.new_empty(len(x) if wanted else 0) for wanted in (in_k, in_lam))
     _run(
         select_backward_kernel,
-        _settings(x, k, lam, operator, state, 1 + straight),
+        _settings(x, k, lam, operator, state),
         g_ptr=state if g is None else g,
         g_dropped_ptr=state if g_dropped is None else g_dropped,
         ends_ptr=ends,

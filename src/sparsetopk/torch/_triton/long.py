@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rows import finish, in_range, keys, number, relaxed_output, rounded, split
+from .rows import arguments, finish, keys, relaxed_output, rounded
 from .scalars import MAGNITUDE, SIGN, is_even, largest, next_float, respond, zero_of
 from .solve import (
     TILE,
@@ -35,17 +35,6 @@ from .solve import (
 _SIGMAS = tl.constexpr(4.5)  # how far a sample is trusted
 FACTS = 10  # what is found of a row, see _look
 _FACTS = tl.constexpr(FACTS)
-
-
-@triton.jit
-def arguments(
-    k_ptr, lam_ptr, k_stride, lam_stride, k_bits, lam_bits, row, m, n, K_TENSOR: tl.constexpr,
-    LAM_TENSOR: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
-    """k in two parts and lam of a row, and whether they are valid."""
-    k, frac, k_valid = split(number(k_ptr, k_bits, k_stride, row, m, K_TENSOR), n, D)
-    lam, lam_valid = in_range(number(lam_ptr, lam_bits, lam_stride, row, m, LAM_TENSOR), D)
-    return k, frac, lam, k_valid & lam_valid
 
 
 @triton.jit

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 from .backward import block_moves, block_rule, cotangent
-from .long import arguments, cut_mask, found, output_of_chunk, place, report, state_of
-from .rows import keys, lone, lone_slopes, rounded, split_entries
+from .long import cut_mask, found, output_of_chunk, place, report, state_of
+from .rows import arguments, keys, lone, lone_slopes, rounded, split_entries
 from .scalars import MAGNITUDE, is_even, largest
 from .solve import count_of
 

@@ -22,12 +22,44 @@ from .solve import any_of, count_of
 
 
 @triton.jit
-def places(m, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """The rows of this program, where its entries are, and which of them there are."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+def places(m, n, ROWS: tl.constexpr, BLOCK: tl.constexpr, after=0):
+    """The rows of this program, where its entries are, and which of them there are.
+
+    ``after`` is a number below 2^20 that is known only then: so places are computed again, where they
+    would be held in registers all the way from where they were first.
+    """
+    row = tl.program_id(0) * ROWS + (after >> 20) + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     at = row.to(tl.int64)[:, None] * n + col[None, :]
     return row, at, (row < m)[:, None] & (col < n)[None, :]
+
+
+@triton.jit
+def arguments(
+    k_ptr, lam_ptr, k_stride, lam_stride, k_bits, lam_bits, row, m, n, K_TENSOR: tl.constexpr,
+    LAM_TENSOR: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """k in two parts and lam of rows, and whether they are valid. After the last row k is 0."""
+    k, frac, k_valid = split(number(k_ptr, k_bits, k_stride, row, m, K_TENSOR), n, D)
+    lam, lam_valid = in_range(number(lam_ptr, lam_bits, lam_stride, row, m, LAM_TENSOR), D)
+    return (
+        tl.where(row < m, k, 0), tl.where(row < m, frac, 0.0), lam,
+        (k_valid & lam_valid) | (row >= m),
+    )  # fmt: skip
+
+
+@triton.jit
+def state_at(state_ptr, row, m):
+    """pivot and delta of the rows, as the forward left them."""
+    at = state_ptr + 2 * row.to(tl.int64)
+    pivot = tl.load(at, mask=row < m, other=float("inf"))
+    return pivot, tl.load(at + 1, mask=row < m, other=0.0)
+
+
+@triton.jit
+def store_numbers(ptr, row, m, i: tl.constexpr, OF: tl.constexpr, number):
+    """The i-th of so many numbers of every row."""
+    tl.store(ptr + OF * row.to(tl.int64) + i, number, mask=row < m)
 
 
 @triton.jit
@@ -38,12 +70,20 @@ def keys(x, there, OP: tl.constexpr):
 
 
 @triton.jit
-def has_bad_entry(x, OP: tl.constexpr):
+def read(x_ptr, at, there, OP: tl.constexpr, D: tl.constexpr):
+    """x, and x or |x|, which is no second tile in registers: what is not there is not told apart later,
+    but is -inf at once, or NaN for |x|, which no comparison holds for."""
+    x = tl.load(x_ptr + at, mask=there, other=float("nan") if is_even(OP) else float("-inf")).to(D)
+    return x, tl.abs(x) if is_even(OP) else x
+
+
+@triton.jit
+def has_bad_entry(x, there, OP: tl.constexpr):
     """Rows with a NaN, or with an infinity that has no meaning."""
     bad = x != x
     if is_even(OP):
         bad = bad | (tl.abs(x) == float("inf"))
-    return count_of(bad) > 0
+    return count_of(bad & there) > 0
 
 
 @triton.jit
@@ -128,7 +168,7 @@ def lone(a, lam, DEBIAS: tl.constexpr, OP: tl.constexpr, E: tl.constexpr):
     """
     d = a
     if OP == MAGNITUDE and not DEBIAS:
-        d = alone(tl.where(a > 0, a, 0.0), tl.where(lam > 0, lam, 1.0)[:, None], OP, E)
+        d = alone(a, tl.where(lam > 0, lam, 1.0)[:, None], OP, E)
     return d
 
 
@@ -139,7 +179,7 @@ def whole_output(a, d, DEBIAS: tl.constexpr, OP: tl.constexpr, E: tl.constexpr):
         y = a
         if not DEBIAS:
             y, _ = respond(d, OP, E)
-            y = tl.minimum(y, tl.where(a > 0, a, 0.0))
+            y = tl.minimum(y, tl.maximum(a, 0.0))
     else:
         y = tl.full(a.shape, 1.0, a.dtype)
     return y

@@ -136,30 +136,40 @@ def cube_root(u):
 
 
 @triton.jit
+def one(i):
+    """1, which a compiler does not know. What is multiplied by it is computed in every step i of a loop:
+    what does not change is computed before, and then held in registers beside what it is made of."""
+    return 1.0 - i * 1e-30
+
+
+@triton.jit
 def _lower_root(t, E: tl.constexpr):
-    """y in [0, 1/2] with y^(p-1) - (1-y)^(p-1) = t, for t in [-1, 0]: see TwoSidedPNorm._root."""
+    """y in [0, 1/2] with y^(p-1) - (1-y)^(p-1) = -|t|, where |t| < 1: see TwoSidedPNorm._root."""
     P: tl.constexpr = 1.0 / E  # p - 1
     c = tl.full(t.shape, raised(0.5, P), t.dtype)
-    for _ in range(_NEWTON):
+    for i in range(_NEWTON):
+        size = tl.minimum(tl.abs(t * one(i)), 1.0)
         root = power(c, E)
         rest = 1.0 - root
         if P < 1.0:
-            value = c - power(rest, P) - t
+            value = c - power(rest, P) + size
             ratio = power(root / rest, 1.0 - P)
             c = tl.minimum(tl.maximum(c - value / (1.0 + ratio), 0.0), raised(0.5, P))
         else:
-            value = c - power(rest, P) + t
+            value = c - power(rest, P) - size
             ratio = power(rest / tl.maximum(root, tiny(t.dtype)), P - 1.0)
             c = tl.minimum(tl.maximum(c - value / (1.0 + ratio), 0.0), 1.0)
     y = power(c, E)
     if P > 1.0:
         y = 1.0 - y
-    return tl.where(t <= -1.0, 0.0, y)
+    return tl.where(tl.abs(t) >= 1.0, 0.0, y)
 
 
 @triton.jit
 def _lower_half(t, E: tl.constexpr):
-    """S(t) and S'(t) of the two-sided response for t in [-1, 0]; csrc/kinds.hpp has the closed forms."""
+    """S(-|t|) and S'(t) of the two-sided response; csrc/kinds.hpp has the closed forms."""
+    if E == 1.0 or E == 2.0 or E == 3.0:
+        t = -tl.minimum(tl.abs(t), 1.0)
     if E == 1.0:
         y = (1.0 + t) * 0.5
         slope = tl.full(t.shape, 0.5, t.dtype)
@@ -195,7 +205,7 @@ def _lower_half(t, E: tl.constexpr):
 def respond(t, OP: tl.constexpr, E: tl.constexpr):
     """S(t) and S'(t), for any t that is not below ``zero_of``; of masks for t < 1, and S = 1 above."""
     if OP == TWO_SIDED:
-        y, slope = _lower_half(-tl.minimum(tl.abs(t), 1.0), E)
+        y, slope = _lower_half(t, E)
         y = tl.where(t > 0, 1.0 - y, y)
     else:
         if OP == MAGNITUDE:
@@ -209,18 +219,20 @@ def respond(t, OP: tl.constexpr, E: tl.constexpr):
 
 @triton.jit
 def _alone_by_newton(a, lam, E: tl.constexpr):
-    """d >= 0 with d^e + lam d = a; in d for e > 1, in d^e for e < 1, from above the root."""
+    """d >= 0 with d^e + lam d = max(a, 0); in d for e > 1, in d^e for e < 1, from above the root."""
     F: tl.constexpr = E if E > 1.0 else 1.0 / E
-    of_linear = a / lam if E > 1.0 else a
-    of_power = power(a if E > 1.0 else tl.minimum(a / lam, largest(a.dtype)), 1.0 / F)
+    target = tl.maximum(a, 0.0)
+    of_linear = target / lam if E > 1.0 else target
+    of_power = power(target if E > 1.0 else tl.minimum(target / lam, largest(a.dtype)), 1.0 / F)
     c = tl.minimum(of_power, of_linear)
-    for _ in range(_NEWTON):
+    for i in range(_NEWTON):
+        target = tl.maximum(a * one(i), 0.0)
         raised_c = power(c, F)
         if E > 1.0:
-            value = (raised_c - a) + lam * c
+            value = (raised_c - target) + lam * c
             slope = power_slope(c, raised_c, F) + lam
         else:
-            value = (lam * raised_c - a) + c
+            value = (lam * raised_c - target) + c
             slope = lam * power_slope(c, raised_c, F) + 1.0
         c = tl.maximum(c - tl.maximum(value / slope, 0.0), 0.0)
     return c if E > 1.0 else power(c, F)
@@ -228,19 +240,21 @@ def _alone_by_newton(a, lam, E: tl.constexpr):
 
 @triton.jit
 def alone(a, lam, OP: tl.constexpr, E: tl.constexpr):
-    """The t of an entry a that is selected whole and shares its threshold with no other."""
+    """The t of an entry a that is selected whole and shares its threshold with no other; a < 0, and NaN,
+    are taken for 0."""
     if OP != MAGNITUDE:
         d = tl.full(a.shape, 1.0, a.dtype)
     elif E == 1.0:
-        d = a / (1.0 + lam)
+        d = tl.maximum(a, 0.0) / (1.0 + lam)
     elif E == 2.0:
-        half = 0.5 * lam + 0.0 * a
+        a = tl.maximum(a, 0.0)
+        half = 0.5 * lam
         root = tl.sqrt(a)
         long = tl.maximum(tl.maximum(half, root), tiny(a.dtype))
         short = tl.minimum(half, root) / long
         d = a / (half + long * tl.sqrt(1.0 + short * short))
     else:
-        d = _alone_by_newton(a, lam + 0.0 * a, E)
+        d = _alone_by_newton(a, lam, E)
     return d
 
 

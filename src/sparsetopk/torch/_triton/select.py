@@ -8,24 +8,67 @@ import triton
 import triton.language as tl
 
 from .backward import pulled_back
-from .rows import hard_mask, has_bad_entry, in_range, keys, number, output, places, split
+from .rows import (
+    arguments,
+    has_bad_entry,
+    output,
+    places,
+    read,
+    relaxed_output,
+    rounded,
+    state_at,
+    store_numbers,
+)
 from .scalars import MAGNITUDE, is_even, largest
-from .slots import ends_of, kept_of, rank_of, slot_of
-from .solve import count_of, solve
+from .slots import ends_of, hard_slots, rank_of, slots_of
+from .solve import solve
 
 
 @triton.jit
-def _free(a, there, pivot, k, frac, capacity, STRAIGHT: tl.constexpr):
-    """Straight through: the hard selection. Then what is free to take the slots that it leaves, and how
-    many these are."""
-    chosen = there & False
-    mask = tl.zeros_like(a)
-    room = capacity + 0 * k
-    if STRAIGHT:
-        mask = hard_mask(a, pivot, k, frac)
-        chosen = there & (mask > 0)
-        room -= count_of(chosen)
-    return mask, chosen, there & ~chosen, room
+def _free(
+    a,
+    there,
+    k,
+    frac,
+    lam,
+    pivot,
+    taken,
+    OP: tl.constexpr,
+    STRAIGHT: tl.constexpr,
+    HARD: tl.constexpr,
+):
+    """The rank of what is free to take a slot, and NaN of all else: straight through the hard selection
+    has slots already, and what a hard row leaves is 0, in whatever order."""
+    rank = rank_of(a, k, frac, lam, pivot, OP, HARD and not STRAIGHT)
+    return tl.where(there & ~taken, rank, float("nan"))
+
+
+@triton.jit
+def _store_values(value_ptr, row, slot, value, x, capacity, OP: tl.constexpr):
+    """To their slots."""
+    if is_even(OP):
+        value = tl.where(x < 0, 0.0 - value, value)
+    to = value_ptr + row.to(tl.int64)[:, None] * capacity
+    tl.store(to + slot, rounded(value, value_ptr.dtype.element_ty), mask=slot >= 0)
+
+
+@triton.jit
+def _store_indices(index_ptr, row, slot, capacity, BLOCK: tl.constexpr):
+    col = tl.zeros_like(slot).to(tl.int64) + tl.arange(0, BLOCK)[None, :]
+    to = index_ptr + row.to(tl.int64)[:, None] * capacity
+    tl.store(to + slot, col, mask=slot >= 0)
+
+
+@triton.jit
+def _store_rest(value_ptr, chosen_ptr, row, m, first, bad, capacity, BLOCK: tl.constexpr):
+    """Straight through: the slots from ``first`` on are not of the hard selection, and worth nothing."""
+    col = tl.arange(0, BLOCK)[None, :]
+    at = row.to(tl.int64)[:, None] * capacity + col
+    there = (col < capacity) & (row < m)[:, None]
+    rest = col >= first[:, None]
+    tl.store(chosen_ptr + at, (~rest).to(tl.uint8), mask=there)
+    nothing = tl.where(bad[:, None], float("nan"), tl.zeros(rest.shape, tl.float32))
+    tl.store(value_ptr + at, nothing.to(value_ptr.dtype.element_ty), mask=there & rest)
 
 
 @triton.jit(do_not_specialize=["m", "k_bits", "lam_bits", "capacity"])
@@ -39,49 +82,49 @@ def select_kernel(
     """Values and indices of the slots (m, capacity), what is dropped (m), the state, and three numbers
     more that say which entries have a slot. STRAIGHT: the hard selection comes first."""
     row, at, there = places(m, n, ROWS, BLOCK)
-    x = tl.load(x_ptr + at, mask=there, other=0.0).to(D)
-    k, frac, k_valid = split(number(k_ptr, k_bits, k_stride, row, m, K_TENSOR), n, D)
-    lam, lam_valid = in_range(number(lam_ptr, lam_bits, lam_stride, row, m, LAM_TENSOR), D)
-    a = keys(x, there, OP)
-    invalid = (has_bad_entry(x, OP) | ~k_valid | ~lam_valid) & (row < m)
+    x, a = read(x_ptr, at, there, OP, D)
+    k, frac, lam, valid = arguments(
+        k_ptr, lam_ptr, k_stride, lam_stride, k_bits, lam_bits, row, m, n, K_TENSOR, LAM_TENSOR, D
+    )
+    invalid = has_bad_entry(x, there, OP) | ~valid
     if STRAIGHT:  # each of the hard selection must have a slot
-        invalid = invalid | ((k.to(D) + frac > capacity) & (row < m))
-    k = tl.where(row < m, k, 0)
-    frac = tl.where(row < m, frac, 0.0)
-    pivot, delta, _ = solve(a, k, frac, lam, invalid, n, OP, E, RELAXED, HARD)
-    hard_pivot = pivot
-    if STRAIGHT:
+        invalid = invalid | (k.to(D) + frac > capacity)
+    pivot, delta, passes = solve(a, k, frac, lam, invalid, n, OP, E, RELAXED, HARD)
+    row, _, there = places(m, n, ROWS, BLOCK, passes)
+    store_numbers(state_ptr, row, m, 0, 2, pivot)
+    store_numbers(state_ptr, row, m, 1, 2, delta)
+    first = 0 * k
+    if STRAIGHT:  # the hard selection is written at once, so that it is not held in registers
         hard_pivot, _, _ = solve(a, k, frac, 0.0 * lam, invalid, n, OP, E, False, True)
-    size = output(a, k, frac, lam, pivot, delta, OP, E, DEBIAS, RELAXED, HARD)
-    size = size.to(value_ptr.dtype.element_ty).to(D)  # ties are those of what is returned
-    mask, chosen, free, room = _free(a, there, hard_pivot, k, frac, capacity, STRAIGHT)
-    rank = rank_of(a, k, frac, lam, pivot, OP, HARD)
-    lo, hi = ends_of(rank, tl.where(size == size, size, 0.0), free, room)
-    kept = kept_of(rank, lo, hi, free, room)
-    slot = slot_of(kept, capacity - room)
-    value = size
+        store_numbers(ends_ptr, row, m, 2, 3, hard_pivot)
+        slot, first, mask = hard_slots(a, hard_pivot, k, frac)
+        value = a * mask if OP == MAGNITUDE else mask
+        rank = _free(a, there, k, frac, lam, pivot, slot >= 0, OP, STRAIGHT, HARD)
+        _store_values(value_ptr, row, slot, value, x, capacity, OP)
+        _store_indices(index_ptr, row, slot, capacity, BLOCK)
+        row, _, there = places(m, n, ROWS, BLOCK, tl.max(first, 0))
+    else:
+        rank = _free(a, there, k, frac, lam, pivot, there & False, OP, STRAIGHT, HARD)
+    size = tl.zeros_like(a)
+    if not STRAIGHT:
+        size = output(a, k, frac, lam, pivot, delta, OP, E, DEBIAS, RELAXED, HARD)
+    elif RELAXED:  # of what is free alone
+        size = relaxed_output(rank, k, frac, lam, pivot, delta, OP, E, DEBIAS)
+        if HARD:
+            size = tl.where((lam > 0)[:, None], size, 0.0)
+    size = rounded(size, value_ptr.dtype.element_ty).to(D)  # ties are those of what is returned
+    lo, hi = ends_of(rank, size, capacity - first)
+    slot = slots_of(rank, lo, hi, capacity - first, first)
+    dropped = tl.sum(tl.where((slot >= 0) | (rank != rank), 0.0, size), 1)
     if STRAIGHT:
-        slot = tl.where(chosen, slot_of(chosen, 0 * room), slot)
-        value = tl.where((pivot != pivot)[:, None], float("nan"), mask)
-        if OP == MAGNITUDE:
-            value *= tl.where(mask > 0, a, 0.0)
-    if is_even(OP):
-        value = tl.where(x < 0, 0.0 - value, value)
-    to = row.to(tl.int64)[:, None] * capacity + slot
-    taken = (kept | chosen) & there
-    tl.store(value_ptr + to, value.to(value_ptr.dtype.element_ty), mask=taken)
-    col = tl.arange(0, BLOCK).to(tl.int64)[None, :] + tl.zeros_like(to)
-    tl.store(index_ptr + to, col, mask=taken)
-    if STRAIGHT:
-        tl.store(chosen_ptr + to, chosen.to(tl.uint8), mask=taken)
-    dropped = tl.sum(tl.where(taken | ~there, 0.0, size), 1)
+        _store_rest(value_ptr, chosen_ptr, row, m, first, pivot != pivot, capacity, BLOCK)
+    else:
+        _store_values(value_ptr, row, slot, size, x, capacity, OP)
+    _store_indices(index_ptr, row, slot, capacity, BLOCK)
     dropped = tl.where(pivot == pivot, dropped, float("nan"))
-    tl.store(dropped_ptr + row, dropped.to(dropped_ptr.dtype.element_ty), mask=row < m)
-    tl.store(state_ptr + 2 * row.to(tl.int64), pivot, mask=row < m)
-    tl.store(state_ptr + 2 * row.to(tl.int64) + 1, delta, mask=row < m)
-    tl.store(ends_ptr + 3 * row.to(tl.int64), lo, mask=row < m)
-    tl.store(ends_ptr + 3 * row.to(tl.int64) + 1, hi, mask=row < m)
-    tl.store(ends_ptr + 3 * row.to(tl.int64) + 2, hard_pivot, mask=row < m)
+    tl.store(dropped_ptr + row, rounded(dropped, dropped_ptr.dtype.element_ty), mask=row < m)
+    store_numbers(ends_ptr, row, m, 0, 3, lo)
+    store_numbers(ends_ptr, row, m, 1, 3, hi)
 
 
 @triton.jit(do_not_specialize=["m", "k_bits", "lam_bits", "capacity"])
@@ -96,36 +139,37 @@ def select_backward_kernel(
     """As the backward of the output, with a cotangent that is that of the slots, and of what is dropped
     elsewhere. IN_SLOTS and IN_DROPPED say which of them there are."""
     row, at, there = places(m, n, ROWS, BLOCK)
-    x = tl.load(x_ptr + at, mask=there, other=0.0).to(D)
-    k, frac, _ = split(number(k_ptr, k_bits, k_stride, row, m, K_TENSOR), n, D)
-    lam, _ = in_range(number(lam_ptr, lam_bits, lam_stride, row, m, LAM_TENSOR), D)
-    pivot = tl.load(state_ptr + 2 * row.to(tl.int64), mask=row < m, other=float("inf"))
-    delta = tl.load(state_ptr + 2 * row.to(tl.int64) + 1, mask=row < m, other=0.0)
-    lo = tl.load(ends_ptr + 3 * row.to(tl.int64), mask=row < m, other=0.0)
-    hi = tl.load(ends_ptr + 3 * row.to(tl.int64) + 1, mask=row < m, other=0.0)
-    hard_pivot = tl.load(ends_ptr + 3 * row.to(tl.int64) + 2, mask=row < m, other=0.0)
-    a = keys(x, there, OP)
-    _, chosen, free, room = _free(a, there, hard_pivot, k, frac, capacity, STRAIGHT)
-    kept = kept_of(rank_of(a, k, frac, lam, pivot, OP, HARD), lo, hi, free, room)
-    slot = slot_of(kept, capacity - room)
+    x, a = read(x_ptr, at, there, OP, D)
+    k, frac, lam, _valid = arguments(
+        k_ptr, lam_ptr, k_stride, lam_stride, k_bits, lam_bits, row, m, n, K_TENSOR, LAM_TENSOR, D
+    )
+    pivot, delta = state_at(state_ptr, row, m)
+    ends = ends_ptr + 3 * row.to(tl.int64)
+    lo = tl.load(ends, mask=row < m, other=0.0)
+    hi = tl.load(ends + 1, mask=row < m, other=0.0)
+    hard = tl.full(x.shape, -1, tl.int32)
+    first = 0 * k
     if STRAIGHT:
-        slot = tl.where(chosen, slot_of(chosen, 0 * room), slot)
-    taken = (kept | chosen) & there
+        hard_pivot = tl.load(ends + 2, mask=row < m, other=0.0)
+        hard, first, _ = hard_slots(a, hard_pivot, k, frac)
+    rank = _free(a, there, k, frac, lam, pivot, hard >= 0, OP, STRAIGHT, HARD)
+    slot = tl.maximum(slots_of(rank, lo, hi, capacity - first, first), hard)
     g = tl.zeros_like(x)
     if IN_SLOTS:
-        where = row.to(tl.int64)[:, None] * capacity + slot
-        g = tl.load(g_ptr + where, mask=taken, other=0.0).to(D)
+        base = g_ptr + row.to(tl.int64)[:, None] * capacity
+        g = tl.load(base + slot, mask=slot >= 0, other=0.0).to(D)
     if IN_DROPPED:
         size = output(a, k, frac, lam, pivot, delta, OP, E, DEBIAS, RELAXED, HARD)
         rest = tl.load(g_dropped_ptr + row, mask=row < m, other=0.0).to(D)[:, None]
         if is_even(OP):
             rest = tl.where(x < 0, 0.0 - rest, rest)
-        g = tl.where(taken | (size == 0), g, rest)
-    dx, dk, dlam = pulled_back(
+        g = tl.where((slot >= 0) | (size == 0), g, rest)
+    dx, dk, dlam, size = pulled_back(
         x, a, g, k, frac, lam, pivot, delta, largest(dx_ptr.dtype.element_ty), OP, E, DEBIAS, False,
         RELAXED, HARD,
     )  # fmt: skip
-    tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=there)
+    row, at, there = places(m, n, ROWS, BLOCK, size)
+    tl.store(dx_ptr + at, rounded(dx, dx_ptr.dtype.element_ty), mask=there)
     if IN_K:
         tl.store(dk_ptr + row, dk, mask=row < m)
     if IN_LAM:
@@ -140,9 +184,8 @@ def slots_kernel(
     row, at, there = places(m, n, ROWS, BLOCK)
     y = tl.load(y_ptr + at, mask=there, other=0.0).to(D)
     size = tl.where(y == y, tl.abs(y), 0.0)
+    rank = tl.where(there, size, float("nan"))
     room = capacity + tl.zeros_like(row)
-    lo, hi = ends_of(size, size, there, room)
-    kept = kept_of(size, lo, hi, there, room)
-    to = row.to(tl.int64)[:, None] * capacity + slot_of(kept, 0 * room)
-    col = tl.arange(0, BLOCK).to(tl.int64)[None, :] + tl.zeros_like(to)
-    tl.store(index_ptr + to, col, mask=kept & there)
+    lo, hi = ends_of(rank, size, room)
+    slot = slots_of(rank, lo, hi, room, 0 * room)
+    _store_indices(index_ptr, row, slot, capacity, BLOCK)

@@ -28,31 +28,50 @@ def rank_of(a, k, frac, lam, pivot, OP: tl.constexpr, HARD: tl.constexpr):
 
 
 @triton.jit
-def ends_of(rank, size, free, room):
+def ends_of(rank, size, room):
     """lo and hi such that of the free entries those above hi, and the first of those in [lo, hi], are
-    the ``room`` with the largest sizes."""
-    size = tl.where(free, size, float("-inf"))
+    the ``room`` with the largest sizes. What is not free has no rank: NaN."""
+    size = tl.where(rank == rank, tl.where(size == size, size, 0.0), float("-inf"))
     rows = (count_of(size > 0) > room) & (room > 0)
     boundary = tl.zeros_like(tl.max(size, 1))
     if any_of(rows):
         guess = 0.5 * tl.max(tl.where(size > 0, size, 0.0), 1)
         boundary = tl.where(rows, nth(size, tl.maximum(room, 1), rows, guess), 0.0)
     lo = tl.min(tl.where(size >= boundary[:, None], rank, float("inf")), 1)
-    hi = tl.max(tl.where(free & (size <= boundary[:, None]), rank, float("-inf")), 1)
+    small = (rank == rank) & (size <= boundary[:, None])
+    hi = tl.max(tl.where(small, rank, float("-inf")), 1)
     return lo, tl.where(room > 0, hi, float("inf"))
 
 
 @triton.jit
-def kept_of(rank, lo, hi, free, room):
-    """Which of the free entries have a slot."""
-    over = free & (rank > hi[:, None])
-    tied = free & (rank >= lo[:, None]) & ~over
-    left = room - count_of(over)
-    upto = tl.cumsum(tied.to(tl.int32), 1)
-    return over | (tied & (upto <= left[:, None]))
+def _in_order(over, tied, share, first):
+    """The slots, from ``first`` on, of the entries that are over and of so many that are tied, in the
+    order of the row, and -1 of the others; how many slots these are, and how many ties are before an
+    entry. Two counts are in one sum: a row has fewer than 2^16 entries."""
+    own = tl.where(over, 65536, tied.to(tl.int32))
+    total = tl.sum(own, 1)
+    before = tl.cumsum(own, 1) - own
+    ties = before & 65535
+    left = tl.maximum(share - (total >> 16), 0)
+    slot = (before >> 16) + tl.minimum(ties, left[:, None]) + first[:, None]
+    slot = tl.where(over | (tied & (ties < left[:, None])), slot, -1)
+    return slot, (total >> 16) + tl.minimum(total & 65535, left), ties
 
 
 @triton.jit
-def slot_of(kept, first):
-    """The slot of every entry that is kept, where those of a row begin at ``first``."""
-    return tl.cumsum(kept.to(tl.int32), 1) - 1 + first[:, None]
+def slots_of(rank, lo, hi, room, first):
+    """The slots of the free entries with the largest sizes, for what ``ends_of`` found."""
+    over = rank > hi[:, None]
+    slot, _, _ = _in_order(over, (rank >= lo[:, None]) & ~over, room, first)
+    return slot
+
+
+@triton.jit
+def hard_slots(a, pivot, k, frac):
+    """The slots of the hard selection, how many they are, and its mask."""
+    over = a > pivot[:, None]
+    tied = (a == pivot[:, None]) & (a > float("-inf"))
+    slot, number, ties = _in_order(over, tied, k + (frac > 0).to(tl.int32), 0 * k)
+    left = (k - count_of(over))[:, None] - ties
+    share = tl.minimum(left.to(a.dtype) + frac[:, None], 1.0)
+    return slot, number, tl.where(over, 1.0, share)

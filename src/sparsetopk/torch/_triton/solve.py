@@ -437,7 +437,8 @@ def solve(
 ):  # fmt: skip
     """The state of every row, and how many passes it took. RELAXED and HARD say whether there may be
     rows with lam > 0 and with lam = 0."""
-    infinite = count_of(a == float("inf"))
+    # Where phi is even, rows with an infinity are invalid.
+    infinite = 0 * k if is_even(OP) else count_of(a == float("inf"))
     count = count_of(a > float("-inf"))
     k = tl.where(invalid, 0, k)
     frac = tl.where(invalid, 0.0, frac)

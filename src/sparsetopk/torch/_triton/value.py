@@ -11,18 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rows import (
-    hard_mask,
-    has_bad_entry,
-    in_range,
-    keys,
-    lone,
-    number,
-    output,
-    places,
-    split,
-    split_entries,
-)
+from .rows import arguments, hard_mask, has_bad_entry, lone, output, places, read, split_entries
 from .scalars import MAGNITUDE, TWO_SIDED, is_even, largest, power, respond
 from .solve import count_of, solve
 
@@ -174,13 +163,11 @@ def value_kernel(
     """The value or the loss of every row or, if it is reduced, of the rows of a program, with the sum of
     their weights; and the state."""
     row, at, there = places(m, n, ROWS, BLOCK)
-    x = tl.load(x_ptr + at, mask=there, other=0.0).to(D)
-    k, frac, k_valid = split(number(k_ptr, k_bits, k_stride, row, m, K_TENSOR), n, D)
-    lam, lam_valid = in_range(number(lam_ptr, lam_bits, lam_stride, row, m, LAM_TENSOR), D)
-    a = keys(x, there, OP)
-    invalid = (has_bad_entry(x, OP) | ~k_valid | ~lam_valid) & (row < m)
-    k = tl.where(row < m, k, 0)
-    frac = tl.where(row < m, frac, 0.0)
+    x, a = read(x_ptr, at, there, OP, D)
+    k, frac, lam, valid = arguments(
+        k_ptr, lam_ptr, k_stride, lam_stride, k_bits, lam_bits, row, m, n, K_TENSOR, LAM_TENSOR, D
+    )
+    invalid = has_bad_entry(x, there, OP) | ~valid
     if KIND == LABELS:
         invalid = invalid | _is_no_class(t_ptr, row, m, n, ignored)
     pivot, delta, _ = solve(a, k, frac, lam, invalid, n, OP, E, RELAXED, HARD)
@@ -259,15 +246,15 @@ def value_backward_kernel(
 ):  # fmt: skip
     """g (y - t'); in k phi at the threshold, in lam -sum_i r(y_i), which only values are asked for."""
     row, at, there = places(m, n, ROWS, BLOCK)
-    x = tl.load(x_ptr + at, mask=there, other=0.0).to(D)
-    k, frac, _ = split(number(k_ptr, k_bits, k_stride, row, m, K_TENSOR), n, D)
-    lam, _ = in_range(number(lam_ptr, lam_bits, lam_stride, row, m, LAM_TENSOR), D)
+    x, a = read(x_ptr, at, there, OP, D)
+    k, frac, lam, _valid = arguments(
+        k_ptr, lam_ptr, k_stride, lam_stride, k_bits, lam_bits, row, m, n, K_TENSOR, LAM_TENSOR, D
+    )
     g = tl.load(g_ptr + row.to(tl.int64) * g_stride, mask=row < m, other=0.0).to(D)
     if REDUCTION == MEAN:
         g *= tl.load(scale_ptr).to(D)
     pivot = tl.load(_at(state_ptr, row, 0, m, COMPLETION), mask=row < m, other=float("inf"))
     delta = tl.load(_at(state_ptr, row, 1, m, COMPLETION), mask=row < m, other=0.0)
-    a = keys(x, there, OP)
     y = output(a, k, frac, lam, pivot, delta, OP, E, False, RELAXED, HARD)
     if IN_K:
         soft = (tl.abs(pivot) < float("inf")) & (lam > 0)
