@@ -43,6 +43,17 @@ def _scale(a, k, frac, n, first, length, rows, OP: tl.constexpr, E: tl.constexpr
 
 
 @triton.jit
+def _window(last, wanted, n, K_TENSOR: tl.constexpr):
+    """Which of the sorted entries are looked at: the first, and how many."""
+    length = tl.minimum(n, 2 * wanted + 2)
+    most = n  # of a number k, the window ends soon after it
+    if not K_TENSOR:
+        most = tl.minimum(n, last + wanted + 1)
+        length = tl.minimum(length, most)
+    return tl.minimum(tl.maximum(last - wanted - 1, 0), most - length), length
+
+
+@triton.jit
 def _enough(
     a, k, frac, lam, rows, n, wanted, margin, X: tl.constexpr, OP: tl.constexpr, E: tl.constexpr
 ):
@@ -68,12 +79,7 @@ def lam_kernel(
     invalid = has_bad_entry(x, there, OP) | ~k_valid
     X: tl.constexpr = x_ptr.dtype.element_ty
     last = k + (frac > 0).to(tl.int32)
-    length = tl.minimum(n, 2 * wanted + 2)
-    most = n  # of a number k, the window ends soon after it
-    if not K_TENSOR:
-        most = tl.minimum(n, last + wanted + 1)
-        length = tl.minimum(length, most)
-    first = tl.minimum(tl.maximum(last - wanted - 1, 0), most - length)
+    first, length = _window(last, wanted, n, K_TENSOR)
     eps = epsilon(D) if tl.float64 == X else 2.0**-23
     margin = 64.0 * eps * tl.maximum((k - first).to(D), 1.0)
     # Where k or the entries leave no threshold, no lam is found.

@@ -205,8 +205,15 @@ def _judge(
 
 
 @triton.jit
-def _second_window(lo, hi, below, above, bottom, top, lam, OP: tl.constexpr, E: tl.constexpr):
-    """What is left of the row outside of a window that was wrong."""
+def _second_window(
+    table_ptr, window_ptr, row, programs, k, frac, lam, OP: tl.constexpr, E: tl.constexpr,
+    G: tl.constexpr,
+):  # fmt: skip
+    """The window or, where it was wrong, what is left of the row outside of it; whether it was wrong,
+    and the finite ends of the row."""
+    lo, hi, below, above, bottom, top = _judge(
+        table_ptr, window_ptr, row, programs, k, frac, lam, OP, E, G
+    )
     hard = lam == 0
     least, most = bracket(bottom, top, tl.where(hard, 1.0, lam), OP, E)
     if OP == SIGN:
@@ -217,8 +224,21 @@ def _second_window(lo, hi, below, above, bottom, top, lam, OP: tl.constexpr, E: 
     return (
         tl.where(misled, tl.where(below, least, tl.minimum(hi, most)), lo),
         tl.where(misled, tl.where(below, tl.maximum(lo, least), most), hi),
-        misled,
+        misled, bottom, top,
     )  # fmt: skip
+
+
+@triton.jit
+def _copy(a, index, flags, room_ptr, copy_ptr, index_ptr, row, n, HARD: tl.constexpr):
+    """What is set, to wherever there is room among the copies of a row; of hard rows with its number."""
+    number_ = count_of(flags)
+    if any_of(number_ > 0):
+        first = tl.atomic_add(room_ptr, number_)
+        to = first[:, None] + tl.cumsum(flags.to(tl.int32), 1) - flags.to(tl.int32)
+        to = row[:, None].to(tl.int64) * n + to
+        tl.store(copy_ptr + to, a, mask=flags)
+        if HARD:
+            tl.store(index_ptr + to, index.to(tl.int32), mask=flags)
 
 
 @triton.jit(do_not_specialize=["m", "chunks", "programs", "k_bits", "lam_bits"])
@@ -237,10 +257,9 @@ def gather_kernel(
     )
     last = chunks
     if AGAIN:
-        lo, hi, below, above, bottom, top = _judge(
+        lo, hi, misled, _, _ = _second_window(
             table_ptr, window_ptr, row, programs, k, frac, lam, OP, E, G
         )
-        lo, hi, misled = _second_window(lo, hi, below, above, bottom, top, lam, OP, E)
         last = tl.where(any_of(misled), chunks, 0)
     else:
         lo = tl.load(window_ptr + 2 * row)
@@ -269,15 +288,8 @@ def gather_kernel(
             infinite += count_of(a == float("inf")).to(tl.float64)
             candidates += count_of(a > float("-inf")).to(tl.float64)
             positive += count_of(a > 0).to(tl.float64)
-        flags = more[4].to(tl.int32)
-        number_ = tl.sum(flags, 1)
-        if any_of(number_ > 0):
-            first = tl.atomic_add(copied_ptr + 2 * row + (1 if AGAIN else 0), number_)
-            to = first[:, None] + tl.cumsum(flags, 1) - flags
-            to = row[:, None].to(tl.int64) * n + to
-            tl.store(copy_ptr + to, a, mask=more[4])
-            if HARD:
-                tl.store(index_ptr + to, index.to(tl.int32), mask=more[4])
+        room_ptr = copied_ptr + 2 * row + (1 if AGAIN else 0)
+        _copy(a, index, more[4], room_ptr, copy_ptr, index_ptr, row, n, HARD)
     to_ptr = again_ptr if AGAIN else table_ptr
     report(to_ptr, row, 0, programs, mass_lo, _FACTS)
     report(to_ptr, row, 1, programs, taken_lo, _FACTS)
@@ -316,6 +328,48 @@ def _cut(copies, index_ptr, boundary, left, n):
     return lo
 
 
+@triton.jit
+def _is_pinned(lo, at_lo, positive, k, OP: tl.constexpr):
+    """Whether the threshold is 0: fewer magnitudes than k, or a signed mask that takes less than k."""
+    pinned = k < 0
+    if OP == MAGNITUDE:
+        pinned = positive <= k
+    if OP == SIGN:
+        pinned = (lo == 0) & (at_lo <= 0)
+    return pinned
+
+
+@triton.jit
+def _store_state(state_ptr, row, pivot, delta, cut, D: tl.constexpr):
+    tl.store(state_ptr + 3 * row, pivot)
+    tl.store(state_ptr + 3 * row + 1, delta)
+    if tl.float64 == D:
+        bits = cut.to(tl.int64).to(tl.float64, bitcast=True)
+    else:
+        bits = cut.to(tl.float32, bitcast=True)
+    tl.store(state_ptr + 3 * row + 2, bits)
+
+
+@triton.jit
+def _relaxed_threshold(
+    copies, k, left, frac, lam, soft, pinned, flat, n, lo, hi, bottom, top, OP: tl.constexpr,
+    E: tl.constexpr,
+):  # fmt: skip
+    """pivot and delta of a row with lam > 0: 0 if it is pinned, the lower end of the window if the
+    equation is flat there, and else by a search in what was copied."""
+    used = tl.where(soft, lam, 1.0)
+    least, most = bracket(bottom, top, used, OP, E)
+    lo_, hi_ = tl.maximum(lo, least), tl.minimum(hi, most)
+    middle = 0.5 * lo_ + 0.5 * hi_
+    rows = soft & ~pinned & ~flat
+    few = tl.maximum(k.to(lam.dtype), 1.0) / n
+    pivot, delta, _ = search(
+        copies, left, frac, used, rows, copies[1], few, lo_, hi_, middle, middle, OP, E
+    )
+    pivot = tl.where(pinned, 0.0, tl.where(flat, lo, pivot))
+    return pivot, tl.where(pinned | flat, 0.0, delta)
+
+
 @triton.jit(do_not_specialize=["m", "programs", "k_bits", "lam_bits"])
 def solve_kernel(
     k_ptr, lam_ptr, window_ptr, copied_ptr, table_ptr, again_ptr, copy_ptr, index_ptr, state_ptr, m, n,
@@ -330,20 +384,17 @@ def solve_kernel(
     k, frac, lam, valid = arguments(
         k_ptr, lam_ptr, k_stride, lam_stride, k_bits, lam_bits, row, m, n, K_TENSOR, LAM_TENSOR, D
     )
-    lo, hi, below, above, bottom, top = _judge(
+    lo, hi, misled, bottom, top = _second_window(
         table_ptr, window_ptr, row, programs, k, frac, lam, OP, E, G
     )
-    lo, hi, misled = _second_window(lo, hi, below, above, bottom, top, lam, OP, E)
+    from_ptr = table_ptr
+    copied = tl.load(copied_ptr + 2 * r)
     if any_of(misled):
-        mass_lo = found(again_ptr, row, 0, programs, _FACTS, G)
-        taken_lo = found(again_ptr, row, 1, programs, _FACTS, G)
-        taken_hi = found(again_ptr, row, 3, programs, _FACTS, G)
+        from_ptr = again_ptr
         copied = tl.load(copied_ptr + 2 * r + 1)
-    else:
-        mass_lo = found(table_ptr, row, 0, programs, _FACTS, G)
-        taken_lo = found(table_ptr, row, 1, programs, _FACTS, G)
-        taken_hi = found(table_ptr, row, 3, programs, _FACTS, G)
-        copied = tl.load(copied_ptr + 2 * r)
+    mass_lo = found(from_ptr, row, 0, programs, _FACTS, G)
+    taken_lo = found(from_ptr, row, 1, programs, _FACTS, G)
+    taken_hi = found(from_ptr, row, 3, programs, _FACTS, G)
     at_lo = _excess(mass_lo, taken_lo, lo, k, frac, OP)
     infinite = found(table_ptr, row, 5, programs, _FACTS, G).to(tl.int32)
     candidates = found(table_ptr, row, 6, programs, _FACTS, G).to(tl.int32)
@@ -361,28 +412,13 @@ def solve_kernel(
     delta = pivot
     cut = tl.zeros_like(k) + n
     if RELAXED:
-        soft = ~special & (lam > 0)
-        used = tl.where(soft, lam, 1.0)
-        pinned = soft & False
-        if OP == MAGNITUDE:
-            pinned = positive <= k
-        if OP == SIGN:
-            pinned = (lo == 0) & (at_lo <= 0)
+        pinned = _is_pinned(lo, at_lo, positive, k, OP)
         # No entry is fractional at the lower end, and as many as k are whole: so it is as good as any.
         flat = (at_lo == 0) & (mass_lo == 0)
-        least, most = bracket(bottom, top, used, OP, E)
-        from_ = tl.maximum(lo, least)
-        to = tl.minimum(hi, most)
-        middle = 0.5 * from_ + 0.5 * to
-        few = tl.maximum(k.to(D), 1.0) / n
-        pivot, delta, _ = search(
-            copies, left, frac, used, soft & ~pinned & ~flat, copied, few, from_, to, middle, middle, OP,
-            E,
-        )  # fmt: skip
-        pivot = tl.where(flat, lo, pivot)
-        delta = tl.where(flat, 0.0, delta)
-        pivot = tl.where(pinned, 0.0, pivot)
-        delta = tl.where(pinned, 0.0, delta)
+        soft = ~special & (lam > 0)
+        pivot, delta = _relaxed_threshold(
+            copies, k, left, frac, lam, soft, pinned, flat, n, lo, hi, bottom, top, OP, E
+        )
     if HARD:
         cut = tl.where(nothing, 0, cut)
         # Also of more infinite entries than k the first are selected.
@@ -394,12 +430,7 @@ def solve_kernel(
             if any_of((count_from(copies, boundary) - left).to(D) > frac):
                 cut = _cut(copies, index_ptr + r.to(tl.int64) * n, boundary, rest, n)
     pivot, delta = as_state(pivot, delta, invalid, infinite, crowded, nothing, everything)
-    tl.store(state_ptr + 3 * row, pivot)
-    tl.store(state_ptr + 3 * row + 1, delta)
-    if tl.float64 == D:
-        tl.store(state_ptr + 3 * row + 2, cut.to(tl.int64).to(tl.float64, bitcast=True))
-    else:
-        tl.store(state_ptr + 3 * row + 2, cut.to(tl.float32, bitcast=True))
+    _store_state(state_ptr, row, pivot, delta, cut, D)
 
 
 @triton.jit

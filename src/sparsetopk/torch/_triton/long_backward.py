@@ -117,6 +117,49 @@ def _of_row(
     return mean, single, alone, dk, dlam
 
 
+@triton.jit
+def _parts(
+    a, index, frac, lam, pivot, delta, cut, OP: tl.constexpr, E: tl.constexpr, DEBIAS: tl.constexpr,
+    RELAXED: tl.constexpr, HARD: tl.constexpr,
+):  # fmt: skip
+    """``lone``, S' and which entries are in the block and selected whole; the hard mask; and where the
+    cotangent counts."""
+    d, slope, mask = a, a, a
+    inside = a != a
+    above, counts = inside, inside
+    if RELAXED:
+        d = lone(a, lam, DEBIAS, OP, E)
+        _, _, slope, inside, above, _ = split_entries(a, pivot, delta, lam, OP, E)
+        counts = inside
+        if OP == MAGNITUDE:
+            above = _selected(a, above, pivot)
+            counts = counts | above
+    if HARD:
+        mask = cut_mask(a, index, pivot, cut, frac)
+        if OP == MAGNITUDE:
+            counts = counts | ((lam == 0)[:, None] & (mask > 0))
+    return d, slope, inside, above, mask, counts
+
+
+@triton.jit
+def _moved(
+    g, d, slope, inside, above, mean, single, alone, lam, OP: tl.constexpr, E: tl.constexpr,
+    DEBIAS: tl.constexpr,
+):  # fmt: skip
+    """dx of the entries of the block and, for magnitudes, of those that are selected whole."""
+    B: tl.constexpr = 1.0 if OP == MAGNITUDE and DEBIAS else 0.0
+    moved = block_moves(tl.where(inside, slope, 0.0), g, mean, lam)
+    in_block = tl.where(single[:, None], alone[:, None] * g, B * g + moved)
+    dx = tl.where(inside, in_block, 0.0)
+    if OP == MAGNITUDE:
+        if DEBIAS:
+            dx = tl.where(above, g, dx)
+        else:
+            in_x, _ = lone_slopes(d, lam, OP, E)
+            dx = tl.where(above, in_x * g, dx)
+    return dx
+
+
 @triton.jit(do_not_specialize=["m", "chunks", "programs", "k_bits", "lam_bits"])
 def spread_kernel(
     x_ptr, g_ptr, starts_ptr, k_ptr, lam_ptr, state_ptr, table_ptr, dx_ptr, dk_ptr, dlam_ptr, m, n,
@@ -126,7 +169,6 @@ def spread_kernel(
     IN_K: tl.constexpr, IN_LAM: tl.constexpr, T: tl.constexpr, TABLE: tl.constexpr, D: tl.constexpr,
     G: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    B: tl.constexpr = 1.0 if OP == MAGNITUDE and DEBIAS else 0.0
     row = tl.program_id(1) + tl.arange(0, 1)
     k, frac, lam, _valid = arguments(
         k_ptr, lam_ptr, k_stride, lam_stride, k_bits, lam_bits, row, m, n, K_TENSOR, LAM_TENSOR, D
@@ -149,19 +191,9 @@ def spread_kernel(
         pointers, index, there = place(x_ptr, starts_ptr, row, chunk, n, T, TABLE, CHUNK)
         x = tl.load(pointers, mask=there, other=0.0).to(D)
         a = keys(x, there, OP)
-        dx = tl.zeros_like(x)
-        counts = x != x
-        if RELAXED:
-            d = lone(a, lam, DEBIAS, OP, E)
-            _, _, slope, inside, above, _ = split_entries(a, pivot, delta, lam, OP, E)
-            counts = inside
-            if OP == MAGNITUDE:
-                above = _selected(a, above, pivot)
-                counts = counts | above
-        if HARD:
-            mask = cut_mask(a, index, pivot, cut, frac)
-            if OP == MAGNITUDE:
-                counts = counts | (hard[:, None] & (mask > 0))
+        d, slope, inside, above, mask, counts = _parts(
+            a, index, frac, lam, pivot, delta, cut, OP, E, DEBIAS, RELAXED, HARD
+        )
         if TIMES:
             y = output_of_chunk(
                 a, index, k, frac, lam, pivot, delta, cut, OP, E, DEBIAS, RELAXED, HARD
@@ -170,16 +202,9 @@ def spread_kernel(
         of, _, _ = place(g_ptr, starts_ptr, row, chunk, n, T, TABLE, CHUNK)
         given = tl.load(of, mask=there & counts, other=0.0).to(D)
         g = cotangent(x, given, OP, TIMES)
+        dx = tl.zeros_like(x)
         if RELAXED:
-            moved = block_moves(tl.where(inside, slope, 0.0), g, mean, used)
-            in_block = tl.where(single[:, None], alone[:, None] * g, B * g + moved)
-            dx = tl.where(inside, in_block, 0.0)
-            if OP == MAGNITUDE:
-                if DEBIAS:
-                    dx = tl.where(above, g, dx)
-                else:
-                    in_x, _ = lone_slopes(d, used, OP, E)
-                    dx = tl.where(above, in_x * g, dx)
+            dx = _moved(g, d, slope, inside, above, mean, single, alone, used, OP, E, DEBIAS)
         if HARD:
             of_hard = mask * g if OP == MAGNITUDE else tl.zeros_like(x)
             dx = tl.where(hard[:, None], of_hard, dx)
@@ -191,9 +216,8 @@ def spread_kernel(
         to, _, _ = place(dx_ptr, starts_ptr, row, chunk, n, T, TABLE, CHUNK)
         tl.store(to, rounded(dx, T), mask=there)
     if tl.program_id(0) == 0:
+        unless = tl.where(bad, float("nan"), 0.0)
         if IN_K:
-            dk = tl.where(hard, 0.0, dk)
-            tl.store(dk_ptr + row, tl.where(bad, float("nan"), dk).to(D))
+            tl.store(dk_ptr + row, tl.where(hard | bad, unless, dk).to(D))
         if IN_LAM:
-            dlam = tl.where(hard, 0.0, dlam)
-            tl.store(dlam_ptr + row, tl.where(bad, float("nan"), dlam).to(D))
+            tl.store(dlam_ptr + row, tl.where(hard | bad, unless, dlam).to(D))
