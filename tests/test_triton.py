@@ -16,9 +16,10 @@ st = pytest.importorskip("sparsetopk.torch")
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
-from interpreted import assert_near, both, compile_all, interpreted, on_cpu  # noqa: F401
+from interpreted import DEVICE, assert_near, both, compile_all, interpreted, on_cpu  # noqa: F401
 from launches import launches
 from sparsetopk._maths.operator import EXP, MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator
+from sparsetopk.torch import _bench as bench
 from sparsetopk.torch._triton import is_long, state
 
 inf, nan = float("inf"), float("nan")
@@ -239,6 +240,14 @@ def test_dimensions(dim):
         assert_near(a, b, 2e-6, 10.0)
 
 
+@pytest.mark.parametrize("rows", [100, pytest.param(5000, marks=pytest.mark.slow)])
+def test_what_bench_checks_first(monkeypatch, rows):
+    """``sparsetopk bench --device cuda`` compares float32 on the device with the core in float64."""
+    monkeypatch.setattr(state, "is_served", lambda x: x.dtype == torch.float32)
+    found = bench.check(DEVICE, rows)
+    assert [line["right"] for line in found] == [True] * len(bench.OPERATORS), found
+
+
 @on_cpu
 def test_operators_are_registered_as_torch_wants_them():
     x = torch.randn(4, 10, requires_grad=True)
@@ -279,6 +288,42 @@ def test_one_launch_each_way_and_no_read_by_the_host(f, lam):
     assert backward == {"rows_backward": 1}
 
 
+EVERY_OPERATOR = {
+    **{name: lambda x, f=f: f(x, 5.5, 0.1) for name, f in FUNCTIONS.items()},
+    "p > 2": lambda x: st.topk_mask(x, 5, 0.1, p=3.0),
+    "straight through": lambda x: st.topk_mask(x, 5, 0.1, straight_through=True),
+    "dim": lambda x: st.topk_mask(x, 3, 0.1, dim=0),
+    "tensors": lambda x: st.topk_mask(x, x.detach()[:, :1], x.detach()[:, :1]),
+    "many tensors": lambda x: st.topk_mag_multi([x, 2 * x], 100.0, 0.1)[0],
+    "select": lambda x: st.topk_select(x, 5, 0.1, capacity=8).values,
+    "values x": lambda x: st.topk_select(x, 5, 0.1, values="x").values,
+    "value": lambda x: st.topk_value(x, 5, 0.1),
+    "loss": lambda x: st.topk_loss(x, _labels(x), 5),
+    "best": lambda x: st.topk_loss(x, _labels(x), 5, completion="best"),
+    "smoothed": lambda x: st.topk_loss(x, _labels(x), 5, label_smoothing=0.1),
+    "experts": lambda x: st.moe.expert_choice(x, 5).weights,
+    "tokens": lambda x: st.moe.token_choice(x, 2, capacity=30).weights,
+    "sort": lambda x: st.soft_sort(x, 1.0),
+    "rank": lambda x: st.soft_rank(x, 1.0, p=1.5),
+    "permutahedron": lambda x: st.permutahedron(x, x.detach(), 1.0, phi="exp"),
+    "lam": lambda x: st.topk_mask(x, 5, st.choose_lam(x.detach(), 5)),
+}
+
+
+def _labels(x):
+    return torch.zeros(len(x), dtype=torch.int64, device=x.device)
+
+
+@pytest.mark.parametrize("n", [40, 20_000], ids=["short", "long"])
+@pytest.mark.parametrize("name", EVERY_OPERATOR)
+def test_what_a_cuda_graph_asks_for(name, n):
+    """Tensors without numbers: no operator reads one by the host, waits for the device, or makes a
+    tensor whose size depends on numbers, forward or backward. (Nothing can be captured here.)"""
+    forward, backward = launches(EVERY_OPERATOR[name], (64, n))
+    assert sum(forward.values()) > 0
+    assert sum(backward.values()) > 0
+
+
 def test_which_rows_are_long():
     x = torch.empty(2, 16385, device="meta")
     assert is_long(x, Operator(MASK, 1.0))
@@ -309,12 +354,12 @@ BOTH = {"K_TENSOR": True, "LAM_TENSOR": True, "HARD": True, "IN_K": True, "IN_LA
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("name", ["forward", "backward"])
 def test_compiled_for_nvidia(name, arch):
-    """Nothing spills up to 8192 entries (any p: 4096), and each entry is read once (backward: with its
-    cotangent)."""
-    requests = [{"name": name, "arch": arch, "n": 8192, **chosen} for chosen in OPERATORS]
-    requests += [{"name": name, "arch": arch, "n": 4096, **chosen} for chosen in IN_A_LOOP]
+    """Nothing spills up to 8192 entries, and each entry is read once (backward: with its cotangent)."""
+    every = [*OPERATORS, *IN_A_LOOP]
+    requests = [{"name": name, "arch": arch, "n": 8192, **chosen} for chosen in every]
     requests += [{"name": name, "arch": arch, "n": n, "OP": MASK} for n in (64, 1024)]
-    requests.append({"name": name, "arch": arch, "n": 4096, "OP": MASK, **BOTH})
+    both = [{"OP": MASK}, {"OP": TWO_SIDED, "E": 2.0}, {"OP": MAGNITUDE, "DEBIAS": True}]
+    requests += [{"name": name, "arch": arch, "n": 8192, **BOTH, **chosen} for chosen in both]
     for request, found in zip(requests, compile_all(requests), strict=True):
         assert found["spills"] == 0, (request, found)
         per_thread = found["block"] * found["rows"] // (32 * found["warps"])

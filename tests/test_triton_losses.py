@@ -233,13 +233,22 @@ def test_launches(reduction, monkeypatch):
 
 @pytest.mark.slow
 def test_compiled_for_nvidia():
-    """Nothing spills up to 8192 entries ("best" up to 4096); each entry is read once, and none written
-    forward."""
+    """Nothing spills up to 8192 entries; each entry is read once, and none written forward."""
     loss = {"OP": MASK, "KIND": 1, "REDUCTION": 0}
     requests = [
         {"name": "value", "arch": 80, "n": 8192, "OP": TWO_SIDED, "E": 2.0},
         {"name": "value", "arch": 90, "n": 8192, "COMPLETION": 1, **loss},
-        {"name": "value", "arch": 80, "n": 4096, "COMPLETION": 2, **loss},
+        {
+            "name": "value",
+            "arch": 90,
+            "n": 8192,
+            "COMPLETION": 1,
+            **loss,
+            "OP": TWO_SIDED,
+            "E": 2.0,
+        },
+        {"name": "value", "arch": 80, "n": 8192, "COMPLETION": 2, **loss},
+        {"name": "value", "arch": 90, "n": 8192, "COMPLETION": 2, **loss},
         {"name": "value_backward", "arch": 90, "n": 8192, "COMPLETION": 1, **loss},
         {"name": "value_backward", "arch": 80, "n": 1024, "OP": MAGNITUDE},
     ]

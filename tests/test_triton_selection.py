@@ -189,15 +189,21 @@ def test_launches_of_routers():
 
 @pytest.mark.slow
 def test_compiled_for_nvidia():
-    """Nothing spills up to 4096 entries, and each entry is read once."""
+    """Nothing spills up to 8192 entries (but four numbers of a thread, straight through forward beyond
+    4096), and each entry is read once."""
     requests = [
-        {"name": "select", "arch": 80, "n": 4096, "OP": MAGNITUDE, "DEBIAS": True},
+        {"name": name, "arch": arch, "n": 8192, **chosen}
+        for name in ("select", "select_backward")
+        for arch in (80, 90)
+        for chosen in ({"OP": MASK}, {"OP": MAGNITUDE, "DEBIAS": True}, {"STRAIGHT": True})
+    ]
+    requests += [
         {"name": "select", "arch": 90, "n": 4096, "OP": MASK, "STRAIGHT": True},
-        {"name": "select_backward", "arch": 90, "n": 4096, "OP": MASK, "STRAIGHT": True},
         {"name": "slots", "arch": 80, "n": 8192},
     ]
     for request, found in zip(requests, compile_all(requests), strict=True):
-        assert found["spills"] == 0, (request, found)
+        few = request["name"] == "select" and "STRAIGHT" in request and request["n"] > 4096
+        assert found["spills"] <= (24 if few else 0), (request, found)  # bytes and instructions
         per_thread = found["block"] * found["rows"] // (32 * found["warps"])
         assert found["loads"].count(".128") == per_thread // 4, (request, found)
         dense = per_thread // 4 if request["name"] == "select_backward" else 0

@@ -99,8 +99,7 @@ def _source(name: str, n: int, dtype: str, constants: dict[str, Any]) -> tuple[A
     computed = "float64" if dtype == "float64" else "float32"
     fixed = asked = _CONSTANTS | constants | {"D": getattr(tl, computed), "T": getattr(tl, dtype)}
     operator = Operator(fixed["OP"], fixed["E"], fixed["DEBIAS"])
-    twofold = fixed["LAM_TENSOR"] or fixed["COMPLETION"] == 2
-    shape = Shape.of(n, operator, getattr(torch, computed), twofold)
+    shape = Shape.of(n, operator, getattr(torch, computed))
     if name in ("pav", "merge"):
         shape = Shape(1, fixed["LANES"], 1)
     if name in _LONG:

@@ -130,6 +130,9 @@ def pulled_back(
     """dx, dk and dlam of rows, for the cotangent g of the output, and a number that ``places`` may come
     after; |dx| is at most ``limit``."""
     of_y = cotangent(x, g, OP, TIMES)
+    hard = lam == 0
+    if HARD and OP == MAGNITUDE:  # before all else, so that the mask is not held in registers
+        of_y *= tl.where(hard[:, None], hard_mask(a, pivot, k, frac), 1.0)
     dx = tl.zeros_like(x)
     dk = 0.0 * lam
     dlam = dk
@@ -137,11 +140,7 @@ def pulled_back(
     if RELAXED:
         dx, dk, dlam, size = _relaxed(a, of_y, k, frac, lam, pivot, delta, OP, E, DEBIAS)
     if HARD:
-        hard = lam == 0
-        of_hard = tl.zeros_like(x)
-        if OP == MAGNITUDE:
-            of_hard = hard_mask(a, pivot, k, frac) * of_y
-        dx = tl.where(hard[:, None], of_hard, dx)
+        dx = tl.where(hard[:, None], of_y if OP == MAGNITUDE else tl.zeros_like(x), dx)
         dk = tl.where(hard, 0.0, dk)
         dlam = tl.where(hard, 0.0, dlam)
     if is_even(OP):

@@ -38,12 +38,11 @@ class Shape(NamedTuple):
     warps: int
 
     @classmethod
-    def of(cls, n: int, operator: Operator, dtype: torch.dtype, twofold: bool) -> Shape:
-        """For rows of n numbers that are computed with in this dtype; ``twofold`` if some rows may be
-        hard and others relaxed, or two problems are solved."""
+    def of(cls, n: int, operator: Operator, dtype: torch.dtype) -> Shape:
+        """For rows of n numbers that are computed with in this dtype."""
         block = max(16, triton.next_power_of_2(n))
         rows = max(1, _ENTRIES // block)
-        is_light = dtype == torch.float32 and not (twofold or _needs_a_loop(operator))
+        is_light = dtype == torch.float32 and not _needs_a_loop(operator)
         threads = block * rows // (_PER_THREAD if is_light else _PER_THREAD // 2)
         return cls(block, rows, min(32, max(4, threads // 32)))
 
@@ -81,12 +80,12 @@ def _bits(value: float) -> int:
 
 
 def _settings(
-    x: Tensor, k: Number, lam: Number, operator: Operator, state: Tensor, problems: int = 1
+    x: Tensor, k: Number, lam: Number, operator: Operator, state: Tensor
 ) -> dict[str, Any]:
     """What all kernels are launched with for rows x (m, n)."""
     mixed, dtype = isinstance(lam, Tensor), compute_dtype(x.dtype, operator)
     of_k, of_lam = Given.of(k, state), Given.of(lam, state)
-    shape = Shape.of(x.shape[1], operator, dtype, mixed or problems > 1)
+    shape = Shape.of(x.shape[1], operator, dtype)
     return {
         "x_ptr": x,
         "k_ptr": of_k.pointer,
@@ -226,7 +225,7 @@ def value(
     """The values or losses (m) of rows x (m, n), or their sum or mean; the state; and the factor that
     the mean has."""
     state = meta(x, operator, loss.problems)
-    settings = _settings(x, k, lam, operator, state, loss.problems) | loss.settings(state)
+    settings = _settings(x, k, lam, operator, state) | loss.settings(state)
     reduced = loss.reduction != 2
     programs = triton.cdiv(x.shape[0], settings["ROWS"])
     result = x.new_empty(() if reduced else x.shape[0])
@@ -256,7 +255,7 @@ def value_backward(
     dk, dlam = (state.new_empty(len(x) if wanted else 0) for wanted in (in_k, in_lam))
     _run(
         value_backward_kernel,
-        _settings(x, k, lam, operator, state, loss.problems) | loss.settings(state),
+        _settings(x, k, lam, operator, state) | loss.settings(state),
         g_ptr=g,
         scale_ptr=scale,
         dx_ptr=dx,
@@ -335,7 +334,7 @@ def select_backward(
 def slots(y: Tensor, capacity: int) -> Tensor:
     """The indices (m, capacity) of the entries of y (m, n) that are largest in magnitude, in order."""
     dtype = torch.promote_types(y.dtype, torch.float32)
-    shape = Shape.of(y.shape[1], Operator(MASK, 1.0), dtype, False)
+    shape = Shape.of(y.shape[1], Operator(MASK, 1.0), dtype)
     indices = y.new_empty((len(y), capacity), dtype=torch.int64)
     with device_of(y):
         slots_kernel[(triton.cdiv(len(y), shape.rows),)](
