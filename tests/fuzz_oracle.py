@@ -304,9 +304,13 @@ class Oracle:
         relative = eps * (1 + self.curve.e)
         terms = self.terms(at, answer, inside, above, parts, of_t / eps)
         slack = [relative * v + rounding * np.abs(a) for v, a in zip(terms, answer, strict=True)]
+        by_slopes = self._of_slopes(at, inside, parts, of_t)
+        slack = [d + more for d, more in zip(slack, by_slopes, strict=True)]
         # Where the k-th entry and the next are just so far apart that nothing is shared, derivatives
         # jump: rounding may put either of them on the other side.
-        jumps = (self.gap >= 0) & (self.gap <= 4 * (of_t + of_row).max(-1, keepdims=True))
+        width = 4 * (of_t + of_row).max(-1, keepdims=True)
+        jumps = (self.gap >= 0) & (self.gap <= width)
+        slack[0] = slack[0] + np.where(jumps, self._across(eps, width), 0.0)
         if (
             self.curve.p > 2
         ):  # as docs/maths.md says, no closer to 0 are slopes told from each other
@@ -325,6 +329,41 @@ class Oracle:
             slack = [d + 2 * np.abs(o - a) for d, o, a in zip(slack, other, answer, strict=True)]
         return Bounds(answer, Answer(*slack), jumps, total(parts.s))
 
+    def _of_slopes(self, at, inside, parts, of_t):
+        """What cotangents may be off by as every t is rounded by itself, and with it its slope.
+
+        Below, all t are moved to one side, which leaves a mean over the block where it is. To the first
+        order a slope rho_i moves the mean by (g_i - mean)/flat, and the sum in lam by that times
+        (t_i - share): no signs are known, and the sizes add up. Next to -1, where the two-sided S is
+        flat, rho is relative to 1 + t, which has few digits.
+        """
+        lam, b = self.rows.lam, 1.0 if self.kind == "debiased" else 0.0
+        rho, flat, prime, share = parts.rho, parts.flat, parts.prime, parts.share
+        ends = [self.curve(np.where(inside, at.t + s * of_t, 0.0))[1] for s in (1, -1)]
+        off = np.where(inside, np.maximum(*(np.abs(end - rho) for end in ends)), 0.0)
+        g = self.sign * self.rows.g
+        mean = np.where(self.pinned, 0.0, total((rho + b * lam * inside) * g) / flat)
+        each = off * np.abs(g - mean) / flat
+        of_mean = np.where(self.pinned, 0.0, total(each))
+        in_lam = total(each * np.abs(at.t - share)) * flat / lam
+        dk = np.where(of_mean > 0, prime * of_mean, 0.0)
+        return Answer(0.0, rho / lam * of_mean, dk, in_lam)
+
+    def _across(self, eps, width):
+        """How much of y an entry may have that a gap of no more than rounding leaves without any.
+
+        The gap is (last - next)/lam - top, and top is rounded: closed by that, the next entries have a t
+        of no more than the width. And they have no more together than what the k-th entry is off by,
+        which is phi'(v) in so many roundings: for p > 2 that is less than S of the width.
+        """
+        k = np.clip(self.rows.k, 1, self.n).astype(int)
+        prime = 1.0
+        if self.curved:
+            prime = self.curve(self._alone(np.take_along_axis(self.s, k - 1, -1)))[0]
+        share = np.minimum(self.curve(self.curve.zero + width)[0], eps * prime)
+        b = self.rows.lam if self.kind == "debiased" else 0.0
+        return share + b * np.minimum(width, self.curve.inverse(share))
+
     def _of_t(self, eps, at, inside):
         """How far each t may be off by itself, with the right threshold.
 
@@ -333,7 +372,8 @@ class Oracle:
         threshold by itself is rounded by eps v, and from an entry, by eps of what the block reaches:
         whichever is less. With the threshold held at 0, t = a/lam is one division. For p > 2, where S is
         as steep as it likes, the pivot must be the entry next to the threshold: a - pivot is no larger
-        than lam t for all the others, and every t has its digits.
+        than lam t for all the others, and every t has its digits; but it is a number of its format, and
+        where that has none so small (y^(p-1) = 1e-48 for p = 6, y = 1e-9) y is known to S of its least.
         """
         size = np.abs(at.t)
         most = np.where(inside, size, 0.0).max(-1, keepdims=True)
@@ -343,7 +383,8 @@ class Oracle:
             most = most + 1.0
         if self.is_steep:
             most = size
-        return eps * np.where(self.pinned, size, most) + 0 * at.t
+        least = 2.0**-1022 if eps < 1e-10 else 2.0**-126
+        return eps * np.where(self.pinned, size, most) + least
 
     def _of_row(self, eps, at, inside, parts, of_t):
         """How far the threshold may be off, in units of lam: what the equation lacks, over its slope.

@@ -217,7 +217,12 @@ def _graph(kind: str, p: float) -> Any:
 
 
 def by_graph(kind: str, p: float, dtype: str, rows: Rows) -> Found:
-    return _torch(kind, p, dtype, rows, _graph(kind, p), forward=False)
+    """Dynamo limits how often it compiles a function: here one has all settings of an operator."""
+    import torch
+
+    many = {"recompile_limit": 1 << 12, "accumulated_recompile_limit": 1 << 12}
+    with torch._dynamo.config.patch(many):
+        return _torch(kind, p, dtype, rows, _graph(kind, p), forward=False)
 
 
 def by_triton(kind: str, p: float, dtype: str, rows: Rows) -> Found:
@@ -256,7 +261,8 @@ def _jax_rows(dtype: str, rows: Rows) -> tuple[Any, ...]:
 
 
 @functools.cache
-def _jax_compiled(kind: str, p: float, in_core: bool) -> Any:
+def _jax_compiled(kind: str, p: float, way: str) -> Any:
+    """Of each way one of its own, as it remembers what was traced."""
     import jax
 
     import sparsetopk.jax as st
@@ -265,26 +271,31 @@ def _jax_compiled(kind: str, p: float, in_core: bool) -> Any:
     return jax.jit(_both_modes(f))
 
 
-def _by_jax(kind: str, p: float, dtype: str, rows: Rows, in_core: bool) -> Found:
-    import jax
+def _by_jax(kind: str, p: float, dtype: str, rows: Rows, way: str) -> Found:
+    from jax_ways import in_pallas, in_xla_operations
 
-    from sparsetopk.jax._solvers import ffi
-
-    run = _jax_compiled(kind, p, in_core)
-    places = [] if in_core else [(ffi, "available", lambda: False)]
-    # The precision is part of what a trace is remembered by; there is no product that it changes.
-    precision = "default" if in_core else "highest"
-    with _replaced(*places), jax.default_matmul_precision(precision):
+    ways = {"core": contextlib.nullcontext, "operations": in_xla_operations}
+    with ways[way]() if way in ways else in_pallas(way):
+        run = _jax_compiled(kind, p, way)
         *found, dy = (np.asarray(v, np.float64) for v in run(*_jax_rows(dtype, rows)))
     return Found(Answer(*found), dy)
 
 
 def by_jax(kind: str, p: float, dtype: str, rows: Rows) -> Found:
-    return _by_jax(kind, p, dtype, rows, in_core=True)
+    return _by_jax(kind, p, dtype, rows, "core")
 
 
 def by_xla(kind: str, p: float, dtype: str, rows: Rows) -> Found:
-    return _by_jax(kind, p, dtype, rows, in_core=False)
+    return _by_jax(kind, p, dtype, rows, "operations")
+
+
+def by_pallas_on_gpu(kind: str, p: float, dtype: str, rows: Rows) -> Found:
+    """The kernels as they are for a GPU, under Pallas' interpreter."""
+    return _by_jax(kind, p, dtype, rows, "cuda")
+
+
+def by_pallas_on_tpu(kind: str, p: float, dtype: str, rows: Rows) -> Found:
+    return _by_jax(kind, p, dtype, rows, "tpu")
 
 
 @functools.cache
@@ -332,6 +343,8 @@ PATHS: dict[str, dict[str, Path]] = {
         "core": Path(by_jax, ALL, few=True, narrow=True),
         "operations": Path(by_xla, ALL, few=True, narrow=True),
         "shards": Path(by_shards, WIDE, few=True, most=1 << 12, narrow=True),
+        "Pallas for GPUs": Path(by_pallas_on_gpu, ALL, few=True, narrow=True),
+        "Pallas for TPUs": Path(by_pallas_on_tpu, ("float32", "bfloat16"), few=True, narrow=True),
     },
 }
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .scalars import Phi, Regularizer, smallest
+from .scalars import Phi, Regularizer, inverse
 
 Array = Any
 
@@ -79,14 +79,20 @@ class Blocks(NamedTuple):
         slope, alone = reg.slope(d), size == 1
         steepness = xp.where(alone, slope, totals([slope])[0]) + lam * phi.curvature(u, weight)
         flat = steepness <= 0
-        whole = (flat | alone if phi.straight else flat) & ~pinned
+        whole = flat
+        if phi.straight:
+            # What an entry alone has is its weight, but for one whose weight is lost in rounding: beside
+            # others that lack so little that they count as whole, S(d) has the digits.
+            lost = (weight == 0) & (d - reg.zero > 64.0 * float(xp.finfo(d.dtype).eps))
+            whole = flat | (alone & ~lost)
+        whole = whole & ~pinned
         return cls(
             xp=xp,
             reg=reg,
             phi=phi,
             totals=totals,
             lam=lam,
-            floor=max(floor, smallest(xp, lam)),
+            floor=floor,
             debias=debias,
             d=d,
             u=u,
@@ -109,10 +115,15 @@ class Blocks(NamedTuple):
 
     @property
     def _moves(self) -> tuple[Array, Array]:
-        """Whether the equation of the block has a slope to divide by, and 1 over that slope. The square
-        of the inverse is finite too, as a framework may differentiate it."""
-        moves = self.steepness > smallest(self.xp, self.steepness)
-        return moves, 1.0 / self.xp.where(moves, self.steepness, 1.0)
+        """Whether the equation of the block has a slope to divide by, and 1 over that slope."""
+        xp = self.xp
+        moves = self.steepness > 16.0 * float(xp.finfo(self.steepness.dtype).tiny)
+        return moves, inverse(xp, xp.where(moves, self.steepness, 1.0))
+
+    @property
+    def _per_lam(self) -> Array:
+        """1/lam."""
+        return inverse(self.xp, self.xp.clip(self.lam, self.floor, None))
 
     @property
     def _share(self) -> Array:
@@ -128,7 +139,7 @@ class Blocks(NamedTuple):
         distance = xp.zeros_like(self.d) if dx is None else dx
         if dlam is not None:
             distance = distance - self.d * dlam
-        held = distance / xp.clip(self.lam, self.floor, None)
+        held = distance * self._per_lam
         shift = -self.totals([self._share * held], linear=True)[0]
         # For an entry that stands alone, dd times the steepness: in terms that do not cancel.
         lone = self.phi.curvature(self.u, self.weight) * distance
@@ -169,16 +180,13 @@ class Blocks(NamedTuple):
         held = xp.where(self.alone & ~self.pinned, 0.0, of_d)
         held = held - xp.where(in_block, self._share * shift, 0.0)
         lone = xp.where(self.alone & ~self.pinned & moves, of_d * inverse, 0.0)
-        floored, curvature = (
-            xp.clip(self.lam, self.floor, None),
-            self.phi.curvature(self.u, self.weight),
-        )
-        dx = held / floored + curvature * lone
+        per_lam, curvature = self._per_lam, self.phi.curvature(self.u, self.weight)
+        dx = held * per_lam + curvature * lone
         added = lone + xp.where(in_block & moves, shift * inverse, 0.0)
         added = added + xp.where(self.alone, of_whole, flat) / self.size
         over = -dx  # b g - dx
         if self.debias:  # the g in it cancels, which leaves no digits where lam is large
-            of_block = (xp.where(in_block, self._share * shift, 0.0) - of_s) / floored
+            of_block = (xp.where(in_block, self._share * shift, 0.0) - of_s) * per_lam
             of_lone = xp.where(moves, of_s * (1.0 - curvature) * inverse, g)
             over = xp.where(self.alone & ~self.pinned, of_lone, of_block)
         return Cotangents(dx, self.phi.prime(self.u) * added, self.d * over)

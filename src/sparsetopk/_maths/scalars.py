@@ -29,6 +29,12 @@ def smallest(xp: Any, x: Array) -> float:
     return 1e-140 if xp.finfo(x.dtype).bits == 64 else 1e-18
 
 
+def inverse(xp: Any, x: Array) -> Array:
+    """1/x, where a framework that differentiates it has no need of 1/x^2, which may be infinite."""
+    scale = xp.stop_gradient(1.0 / x)
+    return scale / (x * scale)
+
+
 def _newton(xp: Any, step: Any, start: Array) -> Array:
     return xp.repeat(_NEWTON, lambda _, c: step(c), start)
 

@@ -275,7 +275,7 @@ class _Curved(_Rows):
         hi = (hi + 4.0 * self._eps * slack).clamp(min=0.0)
         bracket = _Bracket(torch.zeros_like(hi), hi)
         passes = self._more(_CURVED_PASSES + (_MORE_PASSES if self.operator.exponent > 3.0 else 0))
-        u, bracket = at._search(self._middle(bracket), bracket, passes)
+        u, bracket = at._search(self._start(bracket), bracket, passes)
         pivot, delta = at._from_nearby(u, bracket)
         pinned = (_number(self.s > 0) <= self.whole) | (delta >= pivot / self.lam)
         return State(pivot.masked_fill_(pinned, 0.0), delta.masked_fill_(pinned, 0.0))
@@ -293,6 +293,19 @@ class _Curved(_Rows):
         one, tiny = torch.ones_like(self.lam), torch.finfo(self.lam.dtype).tiny
         t = lone_response(self.s, one, self.lam, self.reg, self.operator.phi(xp))
         return t, self.reg.response(t).clamp(min=tiny)
+
+    def _start(self, bracket: _Bracket) -> Tensor:
+        """Where v is far below the entries, t is s/lam, and the equation has a solution in closed form:
+        sum_i min(S_i/v, 1) is the least, over j, of the sum with the lowest j entries as they are and
+        the others whole. So v is the least of sum_{i <= j} S_i over what k leaves for these; where it is
+        not far below, that is too large. Newton's method would meet kinks that are orders of magnitude
+        apart one by one."""
+        index = torch.arange(self.s.shape[-1], device=self.s.device)
+        left = (index + 1 - self.rest).to(self.frac.dtype) + self.frac
+        mass = self.reg.response(self.s / self.lam).cumsum(dim=-1)
+        v = torch.where(left > 0, mass / left, torch.inf).amin(dim=-1, keepdim=True)
+        u = torch.clamp(self.pivot / v - 1.0, *bracket)
+        return torch.where(u > 1.0, u, self._middle(bracket))
 
     def _kinks(self, alone: Tensor) -> Tensor:
         return alone
@@ -316,10 +329,14 @@ class _Curved(_Rows):
         rounding = 8.0 * self._eps
         moves = 100.0 * rounding * (1.0 + u) < u
         at = torch.where(moves, self.pivot / (1.0 + u), self.pivot)
-        move = (at - self.pivot) / self.pivot
-        lo, hi, u = (move * (1.0 + end) + end for end in (*bracket, u))
+        ratio, move = at / self.pivot, (at - self.pivot) / self.pivot
+        # (1 + u) ratio - 1, which cancels where v is far below the pivot: to eps, unless it is in parts
+        # there, as it must be where v is close to the pivot and lam tiny beside it.
+        ends = torch.cat([*bracket, u, self.alone], dim=-1)  # as one, in a quarter of the launches
+        more = 1.0 + ends
+        ends = torch.where(ratio < 0.5, ratio * more - 1.0, move * more + ends)
+        lo, hi, u, alone = ends[:, :1], ends[:, 1:2], ends[:, 2:3], ends[:, 3:]
         margin = torch.where(moves, rounding, 0.0)
-        alone = move * (1.0 + self.alone) + self.alone
         nearby = replace(self, r=(self.s - at) / self.lam, alone=alone, pivot=at)
         u, _ = nearby._search(u, _Bracket((lo - margin).clamp(min=-0.5), hi + margin), _LAST_PASSES)
         return State(at, at / self.lam * (u / (1.0 + u)))
