@@ -233,7 +233,7 @@ AGAIN = {
     "mask": lambda x: st.topk_mask(x, 2, 0.5),
     "topk": lambda x: st.topk(x, 2, 0.5),
     "select": lambda x: st.topk_select(x, 2, 0.5, capacity=4).values,
-    "loss": lambda x: st.topk_loss(x, LABELS[:3], 3),
+    "loss": lambda x: st.topk_loss(x, torch.arange(1, 4), 3),
     "rank": lambda x: st.soft_rank(x, 2.0),
     "sort": lambda x: st.soft_sort(x, 2.0),
 }
