@@ -9,6 +9,7 @@ import sparsetopk
 import sparsetopk as st
 from cases import CASES, MAGNITUDES, MASKS, PRODUCTS, SIGNS, TWO_SIDED, Case, stacked
 from frontends import needs_solver
+from sparsetopk import _core as core
 
 ALL_MASKS = [*MASKS, *TWO_SIDED]
 PADDED = [*ALL_MASKS, *PRODUCTS]
@@ -268,6 +269,17 @@ def test_a_common_shift_changes_nothing_beyond_rounding(st, case: Case):
 def test_small_lam_keeps_the_sum(st, case: Case):
     x = (5 * gaussian(1000)).astype(np.float32)
     np.testing.assert_allclose(case.function(st)(x, 10, 1e-5).sum(), 10, atol=1e-5)
+
+
+@pytest.mark.parametrize("debias", [True, False])
+@pytest.mark.parametrize("p", [2.0, 1.5, 1.2])
+def test_the_largest_magnitude_without_the_core(p, debias, monkeypatch):
+    """Where it is selected whole its S(t) overflows, and its threshold is above half of the largest
+    number."""
+    monkeypatch.setattr(core, "native", None)
+    x = np.array([[1.7e308, 5e-324, 0.0, -1e-300, 2.0]])
+    y = sparsetopk.topk_mag(x, 1, 1e-8, p=p, debias=debias)
+    np.testing.assert_allclose(y, x * [1, 0, 0, 0, 0], rtol=2e-8)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -105,8 +105,12 @@ def _is_whole(xp: Any, t: Array, lam: Array, state: State, operator: Operator) -
         rounding = 16.0 * float(xp.finfo(lam.dtype).eps)
         level = xp.clip(level, 0.0, None) * (1.0 + rounding * max(1.0, operator.exponent))
         level = level + rounding * (xp.abs(origin) + lam * xp.abs(delta))
-    # What is far over it would overflow, and a framework may take a derivative here, of inf.
-    far = (float(xp.finfo(lam.dtype).max) / 2) ** (1.0 / max(1.0, operator.exponent))
+    # What is far over it would overflow, and a framework may take a derivative here, of inf: from the
+    # largest numbers on, but for rounding, an entry is whole.
+    info = xp.finfo(lam.dtype)
+    most = float(info.max) * (1.0 - 256.0 * float(info.eps))
+    far = most ** (1.0 / max(1.0, operator.exponent))
+    level = xp.clip(level, None, most * (1.0 - 256.0 * float(info.eps)))
     return reg.response(xp.clip(t, reg.zero, far)) >= level
 
 
