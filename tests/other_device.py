@@ -210,6 +210,18 @@ def cases() -> dict[str, tuple[Callable[[Tensor], Any], Tensor]]:
         "topk_loss": (lambda x: st.topk_loss(x, like(x, labels), 5), x),
         "topk_loss best": (lambda x: st.topk_loss(x, like(x, labels), 5, completion="best"), x),
         "ExpertChoice": (lambda x: tuple(st.nn.ExpertChoice(capacity_factor=1.0)(x)[:4]), x),
+        "TokenChoice": (lambda x: st.moe.token_choice(x, 2, 0.3, capacity=3).weights, x),
+        "topk_mask p=3": (lambda x: st.topk_mask(x, 10, 0.1, p=3.0), x[:2]),
+        "topk_select straight through": (
+            lambda x: st.topk_select(x, 10, 0.1, straight_through=True).values,
+            x,
+        ),
+        "topk_loss smoothed": (
+            lambda x: st.topk_loss(x, like(x, labels), 5, label_smoothing=0.1, reduction="sum"),
+            x,
+        ),
+        "topk_mask p=1.05": (lambda x: st.topk_mask(x, 10, 0.1, p=1.05), x),
+        "choose_lam": (lambda x: st.choose_lam(x.detach(), 10) + 0 * x.sum(), x[:2]),
     }
     return found
 

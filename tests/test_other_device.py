@@ -21,6 +21,10 @@ LAUNCHES = {
     "topk_mag p=2.0": 1300,
     "topk_sign": 170,
     "topk_select": 190,
+    "topk_select straight through": 400,
+    "TokenChoice": 200,
+    "topk_mask p=3": 26_000,
+    "choose_lam": 24_000,
 }
 
 
