@@ -329,6 +329,48 @@ def test_fork_while_another_thread_is_at_work():
     )
 
 
+_IN_ANOTHER_INTERPRETER = """
+import importlib.machinery, importlib.util, array
+loader = importlib.machinery.ExtensionFileLoader("sparsetopk._core._native", {path!r})
+spec = importlib.util.spec_from_file_location(loader.name, loader.path, loader=loader)
+core = importlib.util.module_from_spec(spec)
+loader.exec_module(core)
+x, y, k, lam = (array.array("d", v) for v in ([3.0, 1.0, 0.95], [0.0] * 3, [2.0], [0.1]))
+at = [v.buffer_info()[0] for v in (x, k, lam, y)]
+core.threshold_forward(0, 1.0, False, {dtype}, 1, 3, 3, at[0], at[1], 0, at[2], 0, 0, at[3], 2)
+print(*(round(v, 9) for v in y))
+"""
+
+
+def test_subinterpreters_have_a_core_of_their_own():
+    """Made and ended while the first one goes on. (A NumPy that is in one interpreter of a process only
+    makes the import of the package an error elsewhere.)"""
+    code = """
+    import numpy as np
+    import sparsetopk
+    from sparsetopk._core import layout, native
+    try:
+        import _interpreters as interpreters
+        make, run = lambda: interpreters.create("legacy"), interpreters.run_string
+    except ImportError:
+        import _xxsubinterpreters as interpreters
+        make, run = interpreters.create, interpreters.run_string
+
+    x = np.random.default_rng(0).normal(size=(500, 64))
+    expected = sparsetopk.topk_mask(x, 3, 0.1)
+    for _ in range(3):
+        other = make()
+        run(other, SOURCE.format(path=native.__file__, dtype=layout.DTYPES["float64"]))
+        run(other, "try: import sparsetopk\\nexcept ImportError: pass")
+        interpreters.destroy(other)
+        assert np.array_equal(sparsetopk.topk_mask(x, 3, 0.1), expected)
+    """
+    code = f"SOURCE = {_IN_ANOTHER_INTERPRETER!r}\n" + textwrap.dedent(code)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split("\n")[:-1] == 3 * ["1.0 0.75 0.25"]
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -437,6 +437,21 @@ def test_numbers_may_be_tensors_of_any_real_dtype():
     torch.testing.assert_close(st.topk_mask(x, 2, parameter).detach(), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.uint16, torch.bfloat16], ids=str)
+def test_a_row_may_have_more_entries_than_the_dtype_of_k_has_numbers(dtype):
+    x, k = gaussian(3, 259), torch.tensor(2).to(dtype)
+    torch.testing.assert_close(st.topk_mask(x, k, 0.5), st.topk_mask(x, 2, 0.5))
+    torch.testing.assert_close(st.topk_mag_multi([x], k, 0.5), st.topk_mag_multi([x], 2, 0.5))
+    options = {"capacity": 9, "straight_through": True}
+    found, expected = (st.topk_select(x, number, 0.5, **options).values for number in (k, 2))
+    torch.testing.assert_close(found, expected)
+
+
+def test_k_is_compared_with_n_itself():
+    with pytest.raises(ValueError, match="n=259, got 260"):  # 259 in bfloat16 is 260
+        st.topk_mask(gaussian(259), torch.tensor(260.0, dtype=torch.bfloat16))
+
+
 # what cannot be read makes rows NaN
 
 
@@ -562,6 +577,7 @@ BAD = [
     ((X, 1), {"dim": 2}, ValueError, r"dim must be in \[-2, 2\) for x of shape \(2, 3\), got 2"),
     ((X, 1), {"dim": 0.0}, TypeError, r"dim must be an int, a tuple of ints or None, got 0.0"),
     ((X[0, 0], 1), {}, ValueError, r"x must have at least one dimension, got a scalar"),
+    ((X[0, 0], 1), {"dim": None}, ValueError, r"x must have at least one dimension, got a scalar"),
 ]
 
 

@@ -197,6 +197,15 @@ def test_traced_graphs_hold_for_other_inputs(f):
 
 
 @live_call
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_traced_graphs_have_derivatives_though_nothing_asked_for_one(f):
+    """What is traced may be trained, or asked for a gradient of its input, later."""
+    traced = torch.jit.trace(f, gaussian(3, 8, dtype=F64), check_trace=False)
+    x = gaussian(3, 8, seed=1, dtype=F64)
+    torch.testing.assert_close(value_and_gradient(traced, x), value_and_gradient(f, x))
+
+
+@live_call
 def test_negative_views(f):
     x = gaussian(3, 8)
     negative = torch._neg_view(-x)
@@ -231,6 +240,15 @@ def test_memory_that_is_gone_is_an_error(f):
     x = gaussian(3, 8)
     x.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="memory"):
+        f(x)
+
+
+@call
+@pytest.mark.parametrize("make", [lambda x: x, lambda x: x.T.contiguous().T], ids=["rows", "T"])
+def test_memory_that_is_gone_in_part_is_an_error(f, make):
+    x = make(gaussian(3, 8))
+    x.untyped_storage().resize_(4 * 24 - 1)
+    with pytest.raises(ValueError, match=r"memory for its entries, .* 95 bytes"):
         f(x)
 
 

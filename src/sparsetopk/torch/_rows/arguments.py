@@ -92,15 +92,20 @@ def check_dense(name: str, value: Tensor) -> None:
     if value.layout is not torch.strided or value.is_nested:
         kind = "a nested tensor" if value.is_nested else f"one of layout {value.layout}"
         raise TypeError(f"{name} must be a dense tensor, got {kind}")
-    if (
-        type(value) in PLAIN
-        and not torch.compiler.is_compiling()
-        and has_storage(value)
-        and value.untyped_storage().nbytes() == 0
-        and value.numel() > 0
-        and not is_zerotensor(value)
-    ):
-        raise ValueError(f"{name} must have memory, got a tensor whose storage has 0 bytes")
+    if type(value) in PLAIN and not torch.compiler.is_compiling() and has_storage(value):
+        held = value.untyped_storage().nbytes()
+        if held < _needed(value) and not is_zerotensor(value):
+            raise ValueError(
+                f"{name} must have memory for its entries, got a tensor whose storage has {held} bytes"
+            )
+
+
+def _needed(value: Tensor) -> int:
+    """How many bytes there must be up to the last entry of a tensor."""
+    count = value.numel()
+    if count and not value.is_contiguous():
+        count = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    return int(value.storage_offset() + count) * value.element_size() if count else 0
 
 
 def without_entries(x: Tensor, *others: Number) -> Tensor:
@@ -169,8 +174,8 @@ def check_number(name: str, value: object) -> None:
 
 def check_k(k: Number, n: int, readable: bool) -> None:
     if isinstance(k, Tensor):
-        if readable and k.requires_grad:
-            k = k.detach()
+        if readable:  # in a dtype that has n: int8 has no 144
+            k = k.detach().to(torch.float64)
         if readable and not bool(((k >= 0) & (k <= n)).all()):
             bad = k[~((k >= 0) & (k <= n))].flatten()[0].item()
             raise ValueError(f"k must be in [0, n] with n={n}, got {bad}")
@@ -284,6 +289,8 @@ class Merged:
         given = range(whole.ndim) if dim is None else [check_dim("x", whole, d) for d in dim]
         if len(set(given)) != len(given) or (dim is not None and not given):
             raise ValueError(f"dim must name dimensions, each of them once, got {dim!r}")
+        if not whole.ndim:
+            raise ValueError("x must have at least one dimension, got a scalar")
         self.dims, self.shape, self._whole = sorted(given), whole.shape, whole
         self.others = [d for d in range(whole.ndim) if d not in self.dims]
         self.x = self._merge(whole)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._private import in_forward_mode, is_transforming
+from .._private import in_forward_mode, is_tracing, is_transforming
 
 _INTEGERS = {
     torch.float16: torch.int16,
@@ -143,7 +143,7 @@ class Namespace:
 
 def needs_derivative(*values: Tensor) -> bool:
     """Whether somebody may ask for a derivative: of what is traced or transformed nobody knows."""
-    if torch.compiler.is_compiling() or is_transforming() or in_forward_mode():
+    if torch.compiler.is_compiling() or is_tracing() or is_transforming() or in_forward_mode():
         return True
     return torch.is_grad_enabled() and any(v.requires_grad for v in values)
 
