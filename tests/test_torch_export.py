@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import sparsetopk.torch as st
+from sparsetopk.torch._fused import isotonic as fused_isotonic
 
 
 def gaussian(*shape, seed=0, dtype=torch.float32):
@@ -192,6 +193,45 @@ def test_compiled_graphs_call_the_kernels(f):
     assert "sparsetopk.threshold.default" not in recorder.forward
 
 
+def orderings(x, lam):
+    return [
+        st.soft_rank(x, 0.5),
+        st.soft_rank(x, lam, descending=False, p=1.5),
+        st.soft_sort(x, lam),
+        st.soft_sort(x, 2.0, descending=False, dim=0),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_compiled_ranks_are_solved_once(dtype, monkeypatch):
+    torch._dynamo.reset()
+    solved, native = [], fused_isotonic.native
+
+    class Counted:
+        permutahedron_backward = staticmethod(native.permutahedron_backward)
+
+        @staticmethod
+        def permutahedron_forward(*asked):
+            solved.append(asked)
+            return native.permutahedron_forward(*asked)
+
+    lam = torch.tensor([[0.5], [3.0], [1.0], [2.0]], dtype=torch.float64)
+    compiled = torch.compile(orderings, fullgraph=True, backend="aot_eager", dynamic=True)
+    monkeypatch.setattr(fused_isotonic, "native", Counted)
+    for x in (gaussian(4, 6).to(dtype), gaussian(4, 9, seed=1).to(dtype)):
+        expected = gradients(orderings, (x, lam))
+        solved.clear()
+        torch.testing.assert_close(gradients(compiled, (x, lam)), expected)
+        assert len(solved) == 4
+    x[1, 2:5] = -torch.inf  # padding is solved in another way
+
+    def finite(f):
+        return lambda x, lam: [torch.where(y.isfinite(), y, 0.0) for y in f(x, lam)]
+
+    found, expected = (gradients(finite(f), (x, lam)) for f in (compiled, orderings))
+    torch.testing.assert_close(found, expected)
+
+
 def test_padding_and_infinities_in_compiled_graphs():
     torch._dynamo.reset()
 
@@ -225,6 +265,10 @@ def test_operators_have_shapes_and_derivatives():
     torch.library.opcheck(torch.ops.sparsetopk.select.default, (x.detach(), 5))
     torch.library.opcheck(torch.ops.sparsetopk.slots.default, (x, 5, 1))
     torch.library.opcheck(torch.ops.sparsetopk.slots.default, (x, 2, 0))
+    for rank, saves in ((True, True), (False, True), (True, False)):
+        for lam_ in (None, lam):
+            asked = (x, lam_, 0.5, 2.0, True, 1, rank, saves)
+            torch.library.opcheck(torch.ops.sparsetopk.ordered.default, asked)
     h = lambda x: torch.ops.sparsetopk.slots(x, 5, 1)[::2]  # noqa: E731
     assert torch.autograd.gradcheck(h, (x,))
 

@@ -37,6 +37,7 @@ from ._numpy.relaxed import TopKCotangents
 from ._numpy.selection import Selection, StraightThroughSelection, choose_lam, topk_select
 from ._numpy.sorting import (
     SortCotangents,
+    choose_rank_lam,
     soft_rank,
     soft_rank_jacobian,
     soft_rank_jvp,
@@ -57,6 +58,7 @@ __all__ = [
     "topk_sign",
     "topk_select",
     "choose_lam",
+    "choose_rank_lam",
     # values and losses
     "topk_value",
     "topk_loss",

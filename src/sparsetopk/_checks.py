@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import TypeAlias, TypeVar
 
@@ -152,6 +153,15 @@ def check_loss(
 def check_class_weights(shape: tuple[int, ...], n: int) -> None:
     if shape != (n,):
         raise ValueError(f"weight must have shape ({n},), one number per class, got {shape}")
+
+
+def check_size(size: object) -> float:
+    """Of blocks, on average."""
+    if isinstance(size, bool) or not isinstance(size, (int, float)):
+        raise TypeError(f"size must be a number, got {size!r}")
+    if not 1 <= size < math.inf:
+        raise ValueError(f"size must be finite and at least 1, got {size}")
+    return float(size)
 
 
 def check_positive_int(name: str, value: object, at_most: int | None = None) -> int:

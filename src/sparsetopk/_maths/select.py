@@ -119,6 +119,35 @@ def _scale(xp: Any, window: Window, operator: Operator) -> Array:
     return xp.clip(xp.where(distance > 0, distance, 1.0), least, 1.0 / least)
 
 
+def choose_rank_lam(
+    xp: Any, x: Array, size: float, exponent: float, blocks: Callable[[Array], Array]
+) -> Array:
+    """The smallest lam (..., 1) with which the blocks of the relaxed rank of rows x (..., n) have at
+    least ``size`` entries on average; its scale in rows in which every lam does.
+
+    ``blocks(lam)`` has the blocks, which only grow together as lam grows: the rank is a projection onto
+    the base polytope of a function of cardinality alone. Padding (-inf) does not count.
+    """
+    eps = float(xp.finfo(x.dtype).eps)
+    there = x != -xp.inf
+    ones = xp.astype(there, x.dtype)
+    count = xp.total(ones)
+    ends = (xp.largest(xp.where(there, v, -xp.inf)) for v in (x, -x))
+    high, minus_low = (xp.where(xp.isfinite(end), end, 0.0) for end in ends)
+    distance = (high / 2 + minus_low / 2) / xp.clip(count, 1.0, None) ** (1.0 / exponent)
+    least = least_lam(xp, x.dtype)
+    scale = xp.clip(xp.where(distance > 0, distance, 1.0), least, 1.0 / least)
+
+    def enough(lam: Array) -> Array:
+        each = xp.block_sum(ones, blocks(lam))
+        number = xp.total(ones / xp.clip(each, 1.0, None))
+        # A sum of shares of blocks, with its rounding.
+        return xp.clip(count, None, size) * number <= (1 + 1024 * eps) * count
+
+    lam = (1 + 8 * eps) * _smallest(xp, enough, scale)
+    return xp.where(lam < eps * scale, scale, lam)
+
+
 class _Search(NamedTuple):
     lam: Array
     found: Array  # the last lam that was enough

@@ -14,9 +14,12 @@ from typing import NamedTuple, Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .._maths import padding
+from .._checks import check_exponent, check_size
+from .._maths import padding, select
 from .._types import Array, Bools, FloatArray, IsotonicSolver, SolverOptions
 from . import namespace as xp
+from .arguments import Rows
+from .isotonic import solve_isotonic
 from .polytope import OrderingOptions, PermutahedronProblem, permutahedron_problem
 
 
@@ -216,3 +219,39 @@ def soft_rank_jacobian(
 ) -> FloatArray:
     """Dense Jacobian of ``soft_rank`` in x: symmetric, its rows sum to 0."""
     return _rank(x, lam, descending, **options).jacobian()
+
+
+def choose_rank_lam(
+    x: ArrayLike,
+    size: float = 8.0,
+    *,
+    p: float = 2.0,
+    descending: bool = True,
+    axis: int = -1,
+) -> Array:
+    """The smallest lam, per row, with which the blocks of ``soft_rank`` have at least ``size`` entries
+    on average.
+
+    Entries of a block share their ranks, and only these have a gradient: with lam -> 0 every entry is
+    a block of its own (but for ties), and as lam grows blocks grow together, until all is one. At most
+    all entries of a row are asked for; padding (-inf) does not count. The result has length 1 along the
+    axis and can be given as ``lam`` to ``soft_rank`` with the same p and direction; where every lam
+    does, it is the scale of the row.
+
+    >>> choose_rank_lam([0.1, 0.9, 0.5, 0.6], size=2).round(4)  # with which 0.9, 0.6, 0.5 share
+    array([0.2333])
+    """
+    rows, e, size = Rows.of("x", x, axis), check_exponent(p), check_size(size)
+    invalid = (~np.isfinite(rows.data) & (rows.data != -np.inf)).any(axis=-1, keepdims=True)
+    data = np.where(invalid, 0.0, rows.data)
+    if data.size == 0:
+        return rows.unflatten(np.ones_like(invalid, dtype=float))
+    rho = np.broadcast_to(np.arange(rows.n, 0.0, -1.0), data.shape)
+
+    def blocks(lam: Array) -> Array:
+        z = padding.ranking(xp, data, lam, e, descending)
+        return solve_isotonic(z, rho, lam, "identity", e, "pav", {}).block
+
+    with xp.quiet():
+        lam = select.choose_rank_lam(xp, data, size, e, blocks)
+    return rows.unflatten(np.where(invalid, np.nan, lam))

@@ -6,7 +6,13 @@ from ._functions.losses import topk_loss, topk_value
 from ._functions.multi import topk_mag_multi
 from ._functions.norms import half_sq_support_norm, owl_norm, support_negentropy
 from ._functions.operators import topk, topk_mag, topk_mask, topk_sign
-from ._functions.polytope import permutahedron, permutahedron_value, soft_rank, soft_sort
+from ._functions.polytope import (
+    choose_rank_lam,
+    permutahedron,
+    permutahedron_value,
+    soft_rank,
+    soft_sort,
+)
 from ._functions.selection import Selection, StraightThroughSelection, choose_lam, topk_select
 from ._functions.selectors import SelectedTokens, select_tokens, topk_attention
 from ._solvers.ffi import export_checks
@@ -27,6 +33,7 @@ __all__ = [
     "topk_mag_multi",
     "topk_select",
     "choose_lam",
+    "choose_rank_lam",
     # values and losses
     "topk_value",
     "topk_loss",

@@ -4,7 +4,8 @@ from . import baselines, moe, nn, prune
 from ._functions.losses import topk_loss, topk_value
 from ._functions.norms import half_sq_support_norm, owl_norm, support_negentropy
 from ._functions.operators import topk, topk_mag, topk_mask, topk_sign
-from ._functions.polytope import permutahedron, permutahedron_value, soft_rank, soft_sort
+from ._functions.ordering import choose_rank_lam, soft_rank, soft_sort
+from ._functions.polytope import permutahedron, permutahedron_value
 from ._functions.selection import (
     Selection,
     StraightThroughSelection,
@@ -25,6 +26,7 @@ __all__ = [
     "topk_select",
     "topk_threshold",
     "choose_lam",
+    "choose_rank_lam",
     # values and losses
     "topk_value",
     "topk_loss",

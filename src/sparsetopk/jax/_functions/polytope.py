@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..._checks import check_along, check_exponent, check_phi, check_solver
-from ..._maths import dykstra, padding
+from ..._checks import check_along, check_exponent, check_phi, check_size, check_solver
+from ..._maths import dykstra, padding, select
 from ..._maths.isotonic import SolvedBlocks
 from ..._maths.operator import Operator
 from ..._types import IsotonicSolver, PhiName, SolverOptions
@@ -310,3 +311,46 @@ def soft_rank(
     if rows.x.size == 0:
         return rows.x
     return checked(setting, *_ranked(rows.x, lam, rows.axis, setting, bool(descending)))
+
+
+def choose_rank_lam(
+    x: Array,
+    size: float = 8.0,
+    *,
+    p: float = 2.0,
+    descending: bool = True,
+    axis: int = -1,
+) -> Array:
+    """The smallest lam, per row, with which the blocks of ``soft_rank`` have at least ``size`` entries
+    on average.
+
+    Entries of a block share their ranks, and only these have a gradient: with lam -> 0 every entry is
+    a block of its own (but for ties), and as lam grows blocks grow together, until all is one. At most
+    all entries of a row are asked for; padding (-inf) does not count. The result has length 1 along the
+    axis and can be given as ``lam`` to ``soft_rank`` with the same p and direction; where every lam
+    does, it is the scale of the row. It has no derivative, and
+    the dtype in which the operators compute: float32, or float64 for such x.
+
+    >>> choose_rank_lam(jnp.array([0.1, 0.9, 0.5, 0.6]), size=2).round(1)  # 0.9, 0.6 and 0.5 share
+    Array([0.2], dtype=float32)
+    """
+    rows, size = Rows.of("x", x, axis), check_size(size)
+    setting = setting_of(rows.x, p, "identity", "pav", None)
+    if rows.x.size == 0:
+        return jnp.ones(rows.per_row_shape, dtype=compute_dtype(rows.x))
+    return _choose(rows.x, rows.axis, setting, size, bool(descending))
+
+
+@compiled("axis", "setting", "size", "descending", results=entries)
+def _choose(x: Array, axis: int, setting: IsotonicSetting, size: float, descending: bool) -> Array:
+    rows = Rows("x", jax.lax.stop_gradient(x), axis)
+    data = rows.data.astype(compute_dtype(x))
+    invalid = (~jnp.isfinite(data) & (data != -jnp.inf)).any(axis=-1, keepdims=True)
+    data, rho = jnp.where(invalid, 0.0, data), _rho(rows)
+
+    def blocks(lam: Array) -> Array:
+        z = padding.ranking(xp, data, lam, setting.exponent, descending)
+        return isotonic.solve_blocks(z, rho, lam, setting)[0].block
+
+    lam = select.choose_rank_lam(xp, data, size, setting.exponent, blocks)
+    return rows.unflatten(jnp.where(invalid, jnp.nan, lam))

@@ -1,4 +1,4 @@
-"""Relaxed linear programs over the permutahedron P(w) on tensors, for any w; sorting and ranking.
+"""Relaxed linear programs over the permutahedron P(w) on tensors, for any w.
 
 Common to all of them:
 
@@ -6,42 +6,31 @@ Common to all of them:
   is the hard operator. x, w and lam may require gradients.
 - ``p > 1``; ``solver`` is "pav" (on the CPU, and for p = 2 on GPUs with Triton; else it goes through the
   host) or "dykstra" (p = 2, on the device of x), with ``solver_options`` as in NumPy.
-- The output has the shape, dtype and device of x. An infinite or NaN entry makes its row NaN, but for
-  padding (-inf) in ``soft_sort`` and ``soft_rank``; so does a bad lam or w whose value cannot be read at
-  once (traced, or on another device than the CPU).
+- The output has the shape, dtype and device of x. An infinite or NaN entry makes its row NaN; so does
+  a bad lam or w whose value cannot be read at once (traced, or on another device than the CPU).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..._checks import check_along, check_exponent, check_phi, check_solver
-from ..._core import native
-from ..._maths import padding
 from ..._maths.dykstra import RULE, StoppingRule
 from ..._maths.isotonic import PHI_NAMES, SolvedBlocks
 from ..._maths.operator import Operator
 from ..._maths.scalars import Phi
 from ..._types import IsotonicSolver, PhiName, SolverOptions
 from .._fused import isotonic as fused_isotonic
-from .._fused import traced
-from .._fused.kernels import check_not_onnx
-from .._fused.registered import register
-from .._fused.rows import cotangents
 from .._rows.arguments import (
-    Dim,
     Number,
     Rows,
     check_dense,
     check_lam,
     check_number,
-    compute_dtype,
     is_plain,
-    over_dims,
     without_entries,
 )
 from .._rows.isotonic import LiveBlocks, relax
@@ -123,9 +112,11 @@ def relax_rows(
     """Rows x (m, n), w (m, n) or (1, n), lam (m, 1) in the dtype of the computation; not empty."""
     phi = setting.phi
     x, w = x.to(lam.dtype), w.to(lam.dtype)
-    invalid = _any(~x.isfinite()) | _any(~w.isfinite()) | ~((lam >= 0) & (lam < torch.inf))
+    invalid = (
+        any_of_row(~x.isfinite()) | any_of_row(~w.isfinite()) | ~((lam >= 0) & (lam < torch.inf))
+    )
     if phi.name != "identity":
-        invalid = invalid | _any(w < 0)
+        invalid = invalid | any_of_row(w < 0)
     sign = torch.where(x < 0, -1.0, 1.0).to(x.dtype) if phi.even else None
     soft = (lam > 0) & ~invalid
     a = x if sign is None else x * sign
@@ -139,26 +130,26 @@ def relax_rows(
     return RelaxedRows(phi, blocks, sign, soft, invalid, nan)
 
 
-def _any(flags: Tensor) -> Tensor:
+def any_of_row(flags: Tensor) -> Tensor:
     return flags.any(dim=-1, keepdim=True)
 
 
-def _floor(dtype: torch.dtype) -> float:
+def floor_of(dtype: torch.dtype) -> float:
     """The least lam whose inverse, a slope, is finite in the dtype of x."""
     return 2.0 / torch.finfo(dtype).max
 
 
-def _fused(
+def by_kernels(
     x: Tensor, w: Tensor, lam: Tensor, setting: IsotonicSetting, dtype: torch.dtype
 ) -> Tensor | None:
     """y of rows by the fused kernels if they can, which is not so for infinite numbers."""
     fast = setting.readable and setting.rule is None and setting.phi.name == "identity"
     if fast and not on_gpu.takes(x):
-        return fused_isotonic.y_of(x, w, lam, setting.exponent, _floor(dtype), dtype)
+        return fused_isotonic.y_of(x, w, lam, setting.exponent, floor_of(dtype), dtype)
     return None
 
 
-def _lam(rows: Rows, lam: Number) -> Tensor:
+def lam_of_rows(rows: Rows, lam: Number) -> Tensor:
     check_number("lam", lam)
     rows.check_shape("lam", lam)
     check_lam(lam, isinstance(lam, Tensor) and is_plain(lam))
@@ -205,12 +196,12 @@ def permutahedron(
     """
     rows = Rows.of("x", x, dim)
     setting = IsotonicSetting.of(p, phi, solver, solver_options, x, w, lam)
-    w_rows, lam_rows = _weights(rows, w, phi), _lam(rows, lam)
+    w_rows, lam_rows = _weights(rows, w, phi), lam_of_rows(rows, lam)
     if x.numel() == 0:
         return without_entries(x, rows.unflatten(w_rows.expand(rows.data.shape)), lam)
-    y = _fused(rows.data, w_rows, lam_rows, setting, x.dtype)
+    y = by_kernels(rows.data, w_rows, lam_rows, setting, x.dtype)
     if y is None:
-        y = relax_rows(rows.data, w_rows, lam_rows, setting, _floor(x.dtype)).y()
+        y = relax_rows(rows.data, w_rows, lam_rows, setting, floor_of(x.dtype)).y()
     return rows.restore(y)
 
 
@@ -232,182 +223,9 @@ def permutahedron_value(
     """
     rows = Rows.of("x", x, dim)
     setting = IsotonicSetting.of(p, phi, solver, solver_options, x, w, lam)
-    w_rows, lam_rows = _weights(rows, w, phi), _lam(rows, lam)
+    w_rows, lam_rows = _weights(rows, w, phi), lam_of_rows(rows, lam)
     if x.numel() == 0:
         empty = without_entries(x, rows.unflatten(w_rows.expand(rows.data.shape)), lam)
         return empty.sum(dim=dim)
-    solved = relax_rows(rows.data, w_rows, lam_rows, setting, _floor(x.dtype))
+    solved = relax_rows(rows.data, w_rows, lam_rows, setting, floor_of(x.dtype))
     return rows.restore_scalars(solved.value())
-
-
-def _rho(rows: Rows, descending: bool = True) -> Tensor:
-    """(n, ..., 1), or (1, ..., n), as (1, n), in a dtype that has these numbers: float16 has no 2049."""
-    dtype = torch.float32 if rows.n < 1 << 24 else compute_dtype(rows.x)
-    dtype = torch.promote_types(rows.x.dtype, dtype)
-    first, last, step = (rows.n, 0, -1) if descending else (1, rows.n + 1, 1)
-    return torch.arange(first, last, step, dtype=dtype, device=rows.x.device).reshape(1, -1)
-
-
-@over_dims
-def soft_sort(
-    x: Tensor,
-    lam: Number = 1.0,
-    *,
-    p: float = 2.0,
-    descending: bool = True,
-    dim: Dim = -1,
-    solver: IsotonicSolver = "pav",
-    solver_options: SolverOptions | None = None,
-) -> Tensor:
-    r"""Relaxed sort (Blondel et al., 2020), with any p.
-
-    .. math:: \arg\max_{y \in P(x)} \langle \rho, y \rangle - R(y), \qquad \rho = (n, \dots, 1)
-
-    ``lam = 0`` is the hard sort; lam -> infinity gives the mean of x everywhere. Padding (-inf) comes
-    last, in either direction, and moves nothing.
-
-    >>> soft_sort(torch.tensor([0.1, 0.9, 0.5]), lam=0.1)
-    tensor([0.9000, 0.5000, 0.1000])
-    """
-    return _ordered(x, lam, p, descending, dim, solver, solver_options, False)
-
-
-@over_dims
-def soft_rank(
-    x: Tensor,
-    lam: Number = 1.0,
-    *,
-    p: float = 2.0,
-    descending: bool = True,
-    dim: Dim = -1,
-    solver: IsotonicSolver = "pav",
-    solver_options: SolverOptions | None = None,
-) -> Tensor:
-    r"""Relaxed rank, from 1; rank 1 is the largest entry, or the smallest if not ``descending``.
-
-    .. math:: \arg\max_{y \in P(\rho)} \langle -x, y \rangle - R(y), \qquad \rho = (n, \dots, 1)
-
-    ``lam = 0`` is the hard rank; lam -> infinity gives (n+1)/2 everywhere. Padding (-inf) ranks last,
-    in either direction, and moves nothing: it shares the ranks after those of the m other entries.
-
-    >>> soft_rank(torch.tensor([0.1, 0.9, 0.5]), lam=0.1)
-    tensor([3., 1., 2.])
-    """
-    return _ordered(x, lam, p, descending, dim, solver, solver_options, True)
-
-
-def _ordered(
-    x: Tensor,
-    lam: Number,
-    p: float,
-    descending: bool,
-    dim: Dim,
-    solver: IsotonicSolver,
-    options: SolverOptions | None,
-    rank: bool,
-) -> Tensor:
-    """The relaxed rank, or sort, with its arguments checked."""
-    rows = Rows.of("x", x, dim)
-    setting, lam_rows = IsotonicSetting.of(p, "identity", solver, options, x, lam), _lam(rows, lam)
-    if x.numel() == 0:
-        return without_entries(x, lam)
-    if native is not None and setting.rule is None and traced.takes(x, lam):
-        number = 0.0 if isinstance(lam, Tensor) else float(lam)
-        given = lam if isinstance(lam, Tensor) else None
-        return torch.ops.sparsetopk.ordered(x, given, number, p, descending, rows.dim, rank)
-    return rows.restore((_ranks if rank else _sorts)(rows, lam_rows, setting, descending))
-
-
-def _sorts(rows: Rows, lam: Tensor, setting: IsotonicSetting, descending: bool) -> Tensor:
-    dtype, rho = rows.x.dtype, _rho(rows, descending).expand(rows.data.shape)
-    y = _fused(rho, rows.data, lam, setting, dtype)
-    if y is not None:
-        return y
-    data, e = rows.data.to(lam.dtype), setting.exponent
-    rho, w, there = padding.sorting(xp, data, lam, e, descending)
-    relaxed = relax_rows(rho, w, lam, setting, _floor(dtype))
-    return torch.where(there | relaxed.invalid, relaxed.y(), -torch.inf)
-
-
-def _ranks(rows: Rows, lam: Tensor, setting: IsotonicSetting, descending: bool) -> Tensor:
-    dtype, rho = rows.x.dtype, _rho(rows)
-    y = _fused(-rows.data if descending else rows.data, rho, lam, setting, dtype)
-    if y is not None:
-        return y
-    z = padding.ranking(xp, rows.data.to(lam.dtype), lam, setting.exponent, descending)
-    return relax_rows(z, rho, lam, setting, _floor(dtype)).y()
-
-
-# Both as one operator, which compiled graphs call. Its backward solves again: what a solution leaves for
-# it is several times the size of x.
-_library = torch.library.Library("sparsetopk", "FRAGMENT")
-_ASKED = "Tensor? lam, float lam_number, float p, bool descending, int dim, bool rank"
-_library.define(f"ordered_backward(Tensor x, Tensor g, {_ASKED}) -> (Tensor, Tensor)")
-
-
-def _ordered_again(
-    x: Tensor,
-    lam: Tensor | None,
-    lam_number: float,
-    p: float,
-    descending: bool,
-    dim: int,
-    rank: bool,
-) -> Tensor:
-    rows, number = Rows("x", x, dim), lam_number if lam is None else lam
-    setting = IsotonicSetting.of(p, "identity", "pav", None, x, number)
-    y = (_ranks if rank else _sorts)(rows, rows.per_row(number), setting, descending)
-    return rows.restore(y).contiguous()
-
-
-def _ordered_shapes(x: Tensor, *_: Any) -> Tensor:
-    check_not_onnx()
-    return x.new_empty(x.shape)
-
-
-def _ordered_backward(
-    x: Tensor, g: Tensor, lam: Tensor | None, *asked: Any
-) -> tuple[Tensor, Tensor]:
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        lam = None if lam is None else lam.detach().requires_grad_()
-        y = _ordered_again(x, lam, *asked)
-        found = torch.autograd.grad(y, [x] if lam is None else [x, lam], g)
-    return found[0].contiguous(), x.new_empty(0) if lam is None else found[1].contiguous()
-
-
-def _ordered_backward_shapes(
-    x: Tensor, g: Tensor, lam: Tensor | None, *_: Any
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(0) if lam is None else lam.new_empty(lam.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, lam, *ctx.rest = inputs
-    ctx.save_for_backward(x, lam)
-
-
-def _derivative(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    x, lam = ctx.saved_tensors
-    if torch.is_grad_enabled():  # it is differentiated again, which the operator cannot be
-
-        def live(x: Tensor, lam: Any) -> Tensor:
-            return _ordered_again(x, lam, *ctx.rest)
-
-        dx, dlam = cotangents(live, (x, lam), g, ctx.needs_input_grad[:2])
-    else:
-        dx, dlam = torch.ops.sparsetopk.ordered_backward(x, g, lam, *ctx.rest)
-    return dx, None if lam is None else dlam, *[None] * len(ctx.rest)
-
-
-_library.impl("ordered_backward", _ordered_backward, "CPU")
-_library.impl("ordered_backward", _ordered_backward_shapes, "Meta")
-register(
-    _library,
-    "ordered",
-    f"(Tensor x, {_ASKED}) -> Tensor",
-    _ordered_again,
-    _ordered_shapes,
-    _save,
-    _derivative,
-)

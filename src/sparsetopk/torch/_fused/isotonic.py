@@ -30,27 +30,37 @@ def y_of(
     if native is None or not bool((lam.detach() > 0).all()):
         return None
     if not (torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or lam.requires_grad)):
-        return _forward(x, w, lam, exponent, dtype, None)
-    saved = _Saved(x, w)
-    saved.y = _forward(x, w, lam, exponent, dtype, saved)
+        return forward(x, w, lam, exponent, dtype, None)
+    saved = Saved.of(x, w, w.requires_grad)
+    saved.y = forward(x, w, lam, exponent, dtype, saved)
     return None if saved.y is None else _Fused.apply(x, w, lam, exponent, floor, saved)  # type: ignore[no-untyped-call]
 
 
-class _Saved:
+class Saved:
     """What the backward pass needs of the forward pass, in sorted order; d has the dtype of the sort.
 
     And, on its way to autograd, the output y: as an argument it would be an input that comes back,
     which nobody may change in place.
     """
 
-    y: Tensor | None
+    y: Tensor | None = None
 
-    def __init__(self, x: Tensor, w: Tensor) -> None:
-        self.x_rows, self.w_rows = _once(x).shape[0], w.shape[0]
-        self.order = x.new_empty((self.x_rows, x.shape[1]), dtype=torch.int32)
-        self.first = x.new_empty(x.shape, dtype=torch.int32)
-        self.w_order = w.new_empty(w.shape, dtype=torch.int32) if w.requires_grad else None
-        self.d = x.new_empty(x.shape, dtype=pav.sortable(x[:0].detach()).dtype)
+    def __init__(
+        self, w_rows: int, order: Tensor, first: Tensor, w_order: Tensor | None, d: Tensor
+    ) -> None:
+        self.x_rows, self.w_rows = order.shape[0], w_rows
+        self.order, self.first, self.w_order, self.d = order, first, w_order, d
+
+    @classmethod
+    def of(cls, x: Tensor, w: Tensor, in_w: bool) -> Saved:
+        """To be written, for rows x and w; for a derivative in w too if that is wanted."""
+        return cls(
+            w.shape[0],
+            x.new_empty(_once(x).shape, dtype=torch.int32),
+            x.new_empty(x.shape, dtype=torch.int32),
+            w.new_empty(w.shape, dtype=torch.int32) if in_w else None,
+            x.new_empty(x.shape, dtype=pav.sortable(x[:0].detach()).dtype),
+        )
 
     def addresses(self) -> tuple[int, int, int, int]:
         n, of_w = self.d.shape[1], 0 if self.w_order is None else self.w_order.numel()
@@ -67,8 +77,8 @@ def _once(x: Tensor) -> Tensor:
     return x[:1] if x.stride(0) == 0 else x
 
 
-def _forward(
-    x: Tensor, w: Tensor, lam: Tensor, exponent: float, dtype: torch.dtype, saved: _Saved | None
+def forward(
+    x: Tensor, w: Tensor, lam: Tensor, exponent: float, dtype: torch.dtype, saved: Saved | None
 ) -> Tensor | None:
     m, n = x.shape
     x, w = pav.sortable(_once(x.detach())), pav.sortable(w.detach())
@@ -101,7 +111,7 @@ class _Fused(torch.autograd.Function):
         lam: Tensor,
         exponent: float,
         floor: float,
-        saved: _Saved,
+        saved: Saved,
     ) -> Tensor | None:
         ctx.save_for_backward(x, w, lam)
         ctx.exponent, ctx.floor, ctx.saved = exponent, floor, saved
@@ -115,11 +125,11 @@ class _Fused(torch.autograd.Function):
         if torch.is_grad_enabled() or not is_plain(g):
             found = _differentiable_backward(x, w, lam, g, ctx.exponent, ctx.floor, wanted)
         else:
-            found = _backward(x, w, lam, g, ctx.exponent, ctx.floor, wanted, ctx.saved)
+            found = backward(x, w, lam, g, ctx.exponent, ctx.floor, wanted, ctx.saved)
         return (*found, None, None, None)
 
 
-def _backward(
+def backward(
     x: Tensor,
     w: Tensor,
     lam: Tensor,
@@ -127,7 +137,7 @@ def _backward(
     exponent: float,
     floor: float,
     wanted: tuple[bool, ...],
-    saved: _Saved,
+    saved: Saved,
 ) -> tuple[Tensor | None, ...]:
     """The cotangents of x, w and lam."""
     m, n = saved.d.shape
