@@ -42,7 +42,9 @@ def test_pretrained_models_while_pruned(scope, tmp_path):
         model.transformer.wte.parametrizations.weight.original
     )
     model.save_pretrained(tmp_path / "pruned")
-    with pytest.raises(RuntimeError, match="before prune, or after finalize"):
+    with pytest.raises(
+        RuntimeError, match=r"before prune; or finalize\(model\), resize, prune\(model\) again"
+    ):
         model.resize_token_embeddings(40)
     other = copy.deepcopy(model)
     finalize(model, hard=True)

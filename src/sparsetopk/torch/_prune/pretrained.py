@@ -42,6 +42,7 @@ def _rename(model: torch.nn.Module, new: dict[str, str]) -> None:
 
 def _refuse(*_: Any, **__: Any) -> None:
     raise RuntimeError(
-        "resize_token_embeddings replaces pruned parameters by others: call it before prune, or after "
-        "finalize"
+        "resize_token_embeddings puts other parameters, with another number of weights, in the place of "
+        "pruned ones: call it before prune; or finalize(model), resize, prune(model) again and give the "
+        "optimiser the new parameters"
     )
