@@ -94,7 +94,8 @@ def check_dense(name: str, value: Tensor) -> None:
         raise TypeError(f"{name} must be a dense tensor, got {kind}")
     if type(value) in PLAIN and not torch.compiler.is_compiling() and has_storage(value):
         held = value.untyped_storage().nbytes()
-        if held < _needed(value) and not is_zerotensor(value):
+        as_it_should = held == value.nbytes and value.is_contiguous()  # the common case, and fast
+        if not as_it_should and held < _needed(value) and not is_zerotensor(value):
             raise ValueError(
                 f"{name} must have memory for its entries, got a tensor whose storage has {held} bytes"
             )
