@@ -273,6 +273,19 @@ def test_operators_have_shapes_and_derivatives():
     assert torch.autograd.gradcheck(h, (x,))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_exported_modules_can_be_saved(training):
+    model = nn.Sequential(nn.Linear(6, 9), st.nn.TopKMag(3, 0.2)).train(training)
+    rows = ({0: torch.export.Dim("rows")},)
+    exported = torch.export.export(model, (gaussian(4, 6),), dynamic_shapes=rows)
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    file.seek(0)
+    again = torch.export.load(file).module()
+    for x in (gaussian(1, 6), gaussian(7, 6, seed=1)):
+        torch.testing.assert_close(again(x), model(x))
+
+
 AGAIN = {
     "mask": lambda x: st.topk_mask(x, 2, 0.5),
     "topk": lambda x: st.topk(x, 2, 0.5),

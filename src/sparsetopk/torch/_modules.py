@@ -196,16 +196,20 @@ class HardenedModule(Module):
 
     def watch(self, competing: Callable[[], Tensor], rows: int, entries: int) -> None:
         """Tell a running lam which entries compete in rows of so many, and count them now and then."""
-        if not self.training:
+        moves, counts = isinstance(self.lam, RunningLam), not torch.compiler.is_compiling()
+        # Else a graph would have a region without a gradient and with nothing in it, which torch.export
+        # cannot save.
+        if not self.training or not (moves or counts):
             return
         with torch.no_grad():
             if isinstance(self.lam, RunningLam):
                 self.lam.observe(competing(), rows)
-            self._tally(competing, rows, entries)
+            if counts:
+                self._tally(competing, rows, entries)
 
     def _tally(self, competing: Callable[[], Tensor], rows: int, entries: int) -> None:
         """No device is waited for; but on the CPU it is said at once if lam teaches nothing."""
-        if torch.compiler.is_compiling() or not rows:
+        if not rows:
             return
         self._forwards += 1
         to_judge = not self._judged and rows >= _FEW_ROWS
