@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._maths.isotonic import PHI_NAMES
-from ..._maths.operator import MAGNITUDE, MASK, Operator
+from ..._maths.operator import MASK, Operator
 from . import compute_dtype, is_long
 from .backward import backward_kernel
 from .forward import forward_kernel
@@ -48,9 +48,7 @@ class Shape(NamedTuple):
 
 
 def _needs_a_loop(operator: Operator) -> bool:
-    """Whether an entry alone, or S itself, is the root of an equation, or a power: more registers."""
-    if operator.op == MAGNITUDE and not operator.debias:
-        return operator.exponent not in (1.0, 2.0)
+    """Whether S has no closed form: more registers."""
     return operator.exponent not in (1.0, 2.0, 3.0)
 
 
