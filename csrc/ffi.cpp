@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "isotonic.hpp"
+#include "lam.hpp"
 #include "parallel.hpp"
 #include "problem.hpp"
 #include "selection.hpp"
@@ -146,31 +147,48 @@ auto translated(Error (*function)(Arguments...)) {
 
 // k and lam of every row as the kernels take them, and its state; k = whole + frac, so that float32 holds large counts.
 struct Numbers {
-  Numbers(std::size_t rows, const AnyBuffer& whole, const AnyBuffer& frac, const AnyBuffer& lam)
+  Numbers(std::size_t rows, const AnyBuffer& whole, const AnyBuffer& frac)
       : k(whole.typed_data<std::int32_t>(), whole.typed_data<std::int32_t>() + rows), lams(rows), state(rows) {
     add(frac, k);
+  }
+  Numbers(std::size_t rows, const AnyBuffer& whole, const AnyBuffer& frac, const AnyBuffer& lam)
+      : Numbers(rows, whole, frac) {
     add(lam, lams);
   }
   Problem of(const Rows& rows, const AnyBuffer& x, std::int32_t op, double exponent, bool debias) {
-    return {Operator(op),     exponent, debias, dtype_of(x), rows.count, rows.n,       rows.n,
-            x.untyped_data(), k.data(), 1,      lams.data(), 1,          state.data(), thread_count()};
+    // One lam for all rows is told as one: the kernels have a way of their own where it is 0.
+    const bool one = std::all_of(lams.begin(), lams.end(), [this](double lam) { return lam == lams[0]; });
+    return {Operator(op),     exponent, debias, dtype_of(x), rows.count,        rows.n,       rows.n,
+            x.untyped_data(), k.data(), 1,      lams.data(), std::size_t(!one), state.data(), thread_count()};
   }
+  // The state of every row in buffers of float32 or float64.
+  void store_state(const AnyBuffer& pivot, const AnyBuffer& delta);
   std::vector<double> k, lams;
   std::vector<State> state;
 };
 
-// What forward and backward are both asked with.
-void check_problem(Checker& check, const Rows& rows, const AnyBuffer& x, const AnyBuffer& whole, const AnyBuffer& frac,
-                   const AnyBuffer& lam, std::int32_t op) {
+// Numbers of rows.
+void check_numbers(Checker& check, const Rows& rows, const char* name, const AnyBuffer& found) {
+  check.dtype(name, found, {DataType::F32, DataType::F64});
+  check.shape(name, found, rows.per_row);
+}
+
+// Rows, their k, and the operator.
+void check_rows(Checker& check, const Rows& rows, const AnyBuffer& x, const AnyBuffer& whole, const AnyBuffer& frac,
+                std::int32_t op) {
   check.require(!rows.shape.empty(), "x", "have at least one axis", "a scalar");
   check.dtype("x", x, {DataType::F32, DataType::F64, DataType::F16, DataType::BF16});
   check.dtype("whole", whole, {DataType::S32});
-  check.dtype("frac", frac, {DataType::F32, DataType::F64});
-  check.dtype("lam", lam, {DataType::F32, DataType::F64});
   check.shape("whole", whole, rows.per_row);
-  check.shape("frac", frac, rows.per_row);
-  check.shape("lam", lam, rows.per_row);
+  check_numbers(check, rows, "frac", frac);
   check.require(op >= 0 && op <= int(Operator::two_sided), "op", "be in [0, 3]", std::to_string(op));
+}
+
+// What forward and backward are both asked with.
+void check_problem(Checker& check, const Rows& rows, const AnyBuffer& x, const AnyBuffer& whole, const AnyBuffer& frac,
+                   const AnyBuffer& lam, std::int32_t op) {
+  check_rows(check, rows, x, whole, frac, op);
+  check_numbers(check, rows, "lam", lam);
 }
 
 // Writes numbers of rows into a buffer of float32 or float64.
@@ -191,6 +209,22 @@ State in_float32(State state, double lam) {
   return {near, state.delta + (near - state.pivot) / lam};
 }
 
+void Numbers::store_state(const AnyBuffer& pivot, const AnyBuffer& delta) {
+  if (pivot.element_type() == DataType::F32)
+    for (std::size_t i = 0; i < state.size(); ++i) state[i] = in_float32(state[i], lams[i]);
+  store(pivot, state.size(), [&](std::size_t i) { return state[i].pivot; });
+  store(delta, state.size(), [&](std::size_t i) { return state[i].delta; });
+}
+
+// The state of every row, among the results of a forward.
+void check_state(Checker& check, const Rows& rows, const AnyBuffer& lam, const AnyBuffer& pivot,
+                 const AnyBuffer& delta) {
+  check.dtype("pivot", pivot, {lam.element_type()});
+  check.dtype("delta", delta, {lam.element_type()});
+  check.shape("pivot", pivot, rows.per_row);
+  check.shape("delta", delta, rows.per_row);
+}
+
 // y, and the state of every row.
 Error threshold(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, Result y, Result pivot, Result delta,
                 std::int32_t op, double exponent, bool debias) {
@@ -198,19 +232,13 @@ Error threshold(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, Res
   Checker check;
   check_problem(check, rows, x, whole, frac, lam, op);
   check.dtype("y", *y, {x.element_type()});
-  check.dtype("pivot", *pivot, {lam.element_type()});
-  check.dtype("delta", *delta, {lam.element_type()});
   check.shape("y", *y, rows.shape);
-  check.shape("pivot", *pivot, rows.per_row);
-  check.shape("delta", *delta, rows.per_row);
+  check_state(check, rows, lam, *pivot, *delta);
   if (!check.passed()) return check.error();
 
   Numbers numbers(rows.count, whole, frac, lam);
   forward(numbers.of(rows, x, op, exponent, debias), y->untyped_data());
-  if (lam.element_type() == DataType::F32)
-    for (std::size_t i = 0; i < rows.count; ++i) numbers.state[i] = in_float32(numbers.state[i], numbers.lams[i]);
-  store(*pivot, rows.count, [&](std::size_t i) { return numbers.state[i].pivot; });
-  store(*delta, rows.count, [&](std::size_t i) { return numbers.state[i].delta; });
+  numbers.store_state(*pivot, *delta);
   return Error::Success();
 }
 
@@ -234,14 +262,12 @@ Error threshold_backward(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer
   const Rows rows(x);
   Checker check;
   check_problem(check, rows, x, whole, frac, lam, op);
-  check.dtype("pivot", pivot, {DataType::F32, DataType::F64});
-  check.dtype("delta", delta, {DataType::F32, DataType::F64});
+  check_numbers(check, rows, "pivot", pivot);
+  check_numbers(check, rows, "delta", delta);
   check.dtype("g", g, {x.element_type()});
   check.dtype("dx", *dx, {x.element_type()});
   check.dtype("dk", *dk, {lam.element_type()});
   check.dtype("dlam", *dlam, {lam.element_type()});
-  check.shape("pivot", pivot, rows.per_row);
-  check.shape("delta", delta, rows.per_row);
   check.shape("g", g, rows.shape);
   check.shape("dx", *dx, rows.shape);
   check.shape("dk", *dk, rows.per_row);
@@ -280,7 +306,7 @@ XLA_FFI_DEFINE_HANDLER(threshold_backward_handler, translated(threshold_backward
                            .Attr<bool>("debias"));
 
 // Rows to threads, some at a time, so that a short row costs no more than it must.
-struct Slots {
+struct SlotsOfRows {
   Dtype dtype;
   const char* y;
   std::size_t rows, n, row_bytes, capacity, together;
@@ -294,38 +320,114 @@ struct Slots {
   }
 };
 
+// The shape of slots, which the indices have.
+Shape check_slots(Checker& check, const Rows& rows, const AnyBuffer& indices) {
+  check.dtype("indices", indices, {DataType::S32});
+  Shape slots = rows.shape;
+  if (slots.empty()) return slots;
+  slots.back() = indices.dimensions().size() == slots.size() ? indices.dimensions().back() : 0;
+  check.shape("indices", indices, slots);
+  check.require(slots.back() >= 0 && std::size_t(slots.back()) <= rows.n, "indices", "have at most n slots",
+                std::to_string(slots.back()));
+  return slots;
+}
+
 // The indices of the largest entries of every row in magnitude, in order; see selection.hpp.
-Error select(AnyBuffer y, Result indices) {
+Error select_largest(AnyBuffer y, Result indices) {
   const Rows rows(y);
   Checker check;
   check.require(!rows.shape.empty(), "y", "have at least one axis", "a scalar");
   check.dtype("y", y, {DataType::F32, DataType::F64, DataType::F16, DataType::BF16});
-  check.dtype("indices", *indices, {DataType::S32});
-  if (!check.passed()) return check.error();
-  Shape slots = rows.shape;
-  slots.back() = indices->dimensions().size() == slots.size() ? indices->dimensions().back() : 0;
-  check.shape("indices", *indices, slots);
-  check.require(slots.back() >= 0 && std::size_t(slots.back()) <= rows.n, "indices", "have at most n slots",
-                std::to_string(slots.back()));
+  const Shape slots = check_slots(check, rows, *indices);
   if (!check.passed()) return check.error();
   const std::size_t capacity = std::size_t(slots.back());
   if (capacity == 0 || rows.count == 0) return Error::Success();
   constexpr std::size_t kEntries = 1 << 14;  // that a thread is given at once
   const std::size_t together = std::max<std::size_t>(1, kEntries / rows.n);
-  Slots job{dtype_of(y),
-            static_cast<const char*>(y.untyped_data()),
-            rows.count,
-            rows.n,
-            y.size_bytes() / rows.count,
-            capacity,
-            together,
-            indices->typed_data<std::int32_t>()};
+  SlotsOfRows job{dtype_of(y),
+                  static_cast<const char*>(y.untyped_data()),
+                  rows.count,
+                  rows.n,
+                  y.size_bytes() / rows.count,
+                  capacity,
+                  together,
+                  indices->typed_data<std::int32_t>()};
   parallel_for((rows.count + together - 1) / together, thread_count(),
-               [](void* context, std::size_t part) { (*static_cast<const Slots*>(context))(part); }, &job);
+               [](void* context, std::size_t part) { (*static_cast<const SlotsOfRows*>(context))(part); }, &job);
   return Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(select_handler, translated(select), ffi::Ffi::Bind().Arg<AnyBuffer>().Ret<AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER(select_largest_handler, translated(select_largest),
+                       ffi::Ffi::Bind().Arg<AnyBuffer>().Ret<AnyBuffer>());
+
+// The operator in slots, and the state of every row.
+Error select_solved(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, Result values, Result indices,
+                    Result dropped, Result pivot, Result delta, std::int32_t op, double exponent, bool debias) {
+  const Rows rows(x);
+  Checker check;
+  check_problem(check, rows, x, whole, frac, lam, op);
+  const Shape slots = check_slots(check, rows, *indices);
+  check.require(rows.n == 0 || slots.back() > 0, "indices", "have a slot", "none");
+  check.dtype("values", *values, {x.element_type()});
+  check.shape("values", *values, slots);
+  check_numbers(check, rows, "dropped", *dropped);
+  check_state(check, rows, lam, *pivot, *delta);
+  if (!check.passed()) return check.error();
+
+  Numbers numbers(rows.count, whole, frac, lam);
+  std::vector<double> left_out(rows.count);
+  select(numbers.of(rows, x, op, exponent, debias),
+         {std::size_t(slots.back()), values->untyped_data(), indices->typed_data<std::int32_t>(), left_out.data()});
+  store(*dropped, rows.count, [&](std::size_t i) { return left_out[i]; });
+  numbers.store_state(*pivot, *delta);
+  return Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(select_solved_handler, translated(select_solved),
+                       ffi::Ffi::Bind()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Attr<std::int32_t>("op")
+                           .Attr<double>("exponent")
+                           .Attr<bool>("debias"));
+
+// The lam of every row that leaves so many entries fractional; see lam.hpp.
+Error chosen_lam(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, Result lam, std::int32_t op, double exponent,
+                 std::int64_t fractional, double least) {
+  const Rows rows(x);
+  Checker check;
+  check_rows(check, rows, x, whole, frac, op);
+  check_numbers(check, rows, "lam", *lam);
+  check.require(op != int(Operator::sign), "op", "have no signs", std::to_string(op));
+  check.require(fractional >= 1 && std::size_t(fractional) <= rows.n, "fractional", "be in [1, n]",
+                std::to_string(fractional));
+  check.require(least > 0 && least < 1, "least", "be in (0, 1)", std::to_string(least));
+  if (!check.passed()) return check.error();
+
+  Numbers numbers(rows.count, whole, frac);
+  std::vector<double> found(rows.count);
+  choose_lam(numbers.of(rows, x, op, exponent, false), std::size_t(fractional), least, found.data());
+  store(*lam, rows.count, [&](std::size_t i) { return found[i]; });
+  return Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(chosen_lam_handler, translated(chosen_lam),
+                       ffi::Ffi::Bind()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Attr<std::int32_t>("op")
+                           .Attr<double>("exponent")
+                           .Attr<std::int64_t>("fractional")
+                           .Attr<double>("least"));
 
 // d, block and paired of rows in any order; see isotonic.hpp.
 Error pav(AnyBuffer x, AnyBuffer w, AnyBuffer lam, Result d, Result block, Result paired, std::int32_t phi,
@@ -373,7 +475,9 @@ XLA_FFI_DEFINE_HANDLER(pav_handler, translated(pav),
 const Handler handlers[] = {
     {"sparsetopk_threshold", reinterpret_cast<void*>(threshold_handler)},
     {"sparsetopk_threshold_backward", reinterpret_cast<void*>(threshold_backward_handler)},
-    {"sparsetopk_select", reinterpret_cast<void*>(select_handler)},
+    {"sparsetopk_largest", reinterpret_cast<void*>(select_largest_handler)},
+    {"sparsetopk_select", reinterpret_cast<void*>(select_solved_handler)},
+    {"sparsetopk_choose_lam", reinterpret_cast<void*>(chosen_lam_handler)},
     {"sparsetopk_pav", reinterpret_cast<void*>(pav_handler)},
     {nullptr, nullptr},
 };

@@ -13,4 +13,15 @@ namespace sparsetopk {
 void select_slots(Dtype dtype, std::size_t rows, std::size_t n, const void* y, std::size_t capacity,
                   std::int64_t* indices);
 
+// Rows of the operator in such slots, as JAX has them.
+struct Slots {
+  std::size_t capacity;
+  void* values;  // in the dtype of x
+  std::int32_t* indices;
+  double* dropped;  // the sum of the magnitudes of a row that have no slot; NaN where the row is
+};
+
+// Solves the problem and fills its slots: of y a few rows at a time are in the cache, and no more is kept.
+void select(const Problem& problem, const Slots& slots);
+
 }  // namespace sparsetopk

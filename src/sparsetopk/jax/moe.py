@@ -18,9 +18,10 @@ from jax.sharding import PartitionSpec
 
 from .._checks import check_choice, check_positive_int
 from ._functions.operators import topk_mask
-from ._functions.selection import select_slots, topk_select
+from ._functions.selection import topk_select
 from ._rows.arguments import AxisName, Number, check_float_array, is_hard
 from ._rows.compiled import compiled, entries
+from ._rows.slots import largest
 
 SelectOn = Literal["logits", "gates"]
 
@@ -226,7 +227,7 @@ def _taken(values: Array, tokens: Array, axis: int) -> Array:
 
 @compiled("axis", "capacity", results=lambda *at: (entries(*at), entries(*at)))
 def _slots(y: Array, axis: int, capacity: int) -> tuple[Array, Array]:
-    return select_slots(y, capacity)
+    return largest(y, capacity)
 
 
 @compiled("axis", "n", results=entries)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, Literal, NamedTuple, overload
 
 import jax
@@ -12,11 +11,8 @@ import numpy as np
 from jax import Array, lax
 
 from ..._checks import check_axes, check_exponent, check_magnitude, check_positive_int
-from ..._maths import select
 from ..._maths.operator import MAGNITUDE, MASK, TWO_SIDED, Count, Operator
-from ..._maths.response import Relaxed
-from ..._maths.select import Window, check_slots, default_capacity, flat, hard_first
-from ..._maths.threshold import State
+from ..._maths.select import check_slots, default_capacity, flat, hard_first
 from ..._types import Axes, Axis
 from .._rows import namespace as xp
 from .._rows.arguments import (
@@ -27,11 +23,14 @@ from .._rows.arguments import (
     check_where,
     compute_dtype,
     exact,
+    few,
+    is_hard,
 )
-from .._rows.calls import RowCall
 from .._rows.compiled import compiled, entries, scalars
-from .._rows.threshold import TopKSetting, relaxed, solve_topk
-from .._solvers.plain import row_sums
+from .._rows.lam import choose_lam as lam_of_rows
+from .._rows.slots import largest as slots_of_largest
+from .._rows.slots import left_out, solve_in_slots, take
+from .._rows.threshold import TopKSetting
 from .operators import Entries, topk_mag, topk_mask
 
 
@@ -132,20 +131,55 @@ def topk_select(
         x, where, k, lam = flat(jnp, x, where, k, lam)
         axis = 0
     check_axes("x", np.shape(x), axis, many=False)
-    mask = partial(topk_mask, axis=axis, where=where, axis_name=axis_name, largest=largest)
+    operator = Operator(_op(magnitude, two_sided), check_exponent(p), magnitude)
+    if straight_through or axis_name is not None:
+        options: Any = {"axis": axis, "where": where, "axis_name": axis_name}
+        if not magnitude:
+            options["largest"] = largest
+        return _of_output(x, k, lam, operator, options, capacity, straight_through)
+    rows, hard = Rows.of("x", x, axis), is_hard(lam)
+    check_k_and_lam(rows, k, lam)
+    if where is not None:
+        where = check_where(where, rows.x.shape)
+    capacity = _capacity(capacity, k, rows.n, hard is True and np.ndim(lam) == 0)
+    scores = _entries(magnitude, largest).scores(rows.x, where)
+    if rows.x.size == 0:
+        return _select(scores, rows.axis, capacity)
+    setting = TopKSetting(operator, hard, most=few(k) if hard is True else None)
+    return _solve_and_select(scores, exact(k), lam, rows.axis, setting, capacity)
+
+
+def _op(magnitude: bool, two_sided: bool) -> int:
+    return MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK
+
+
+def _entries(magnitude: bool, largest: bool) -> Entries:
+    return Entries(bool(largest), 0.0 if magnitude else -math.inf)
+
+
+def _of_output(
+    x: Array,
+    k: Number,
+    lam: Number,
+    operator: Operator,
+    options: dict[str, Any],
+    capacity: int | None,
+    straight_through: bool,
+) -> Selection | StraightThroughSelection:
+    """The slots of a whole output of the operator."""
+    magnitude, p = operator.op == MAGNITUDE, operator.p
     if magnitude:
-        y = topk_mag(x, k, lam, p=p, axis=axis, where=where, axis_name=axis_name)
+        y = topk_mag(x, k, lam, p=p, **options)
     else:
-        y = mask(x, k, lam, p=p, two_sided=two_sided)
-    rows = Rows.of("y", y, axis)
-    hard_rows = isinstance(lam, (int, float)) and lam == 0
-    capacity = _capacity(capacity, k, rows.n, hard_rows)
+        y = topk_mask(x, k, lam, p=p, two_sided=operator.op == TWO_SIDED, **options)
+    rows = Rows.of("y", y, options["axis"])
+    capacity = _capacity(capacity, k, rows.n, isinstance(lam, (int, float)) and lam == 0)
     if not straight_through:
         return _select(y, rows.axis, capacity)
     if not isinstance(k, jax.core.Tracer) and np.size(k):
         check_slots(capacity, float(np.max(k)), rows.n)
     x, k = lax.stop_gradient(x), lax.stop_gradient(k) if isinstance(k, Array) else k
-    hard = mask(jnp.abs(x) if magnitude else x, k, 0.0)
+    hard = topk_mask(jnp.abs(x) if magnitude else x, k, 0.0, **options)
     return _select_straight(y, hard, x * hard if magnitude else hard, exact(k), rows.axis, capacity)
 
 
@@ -162,20 +196,23 @@ def _places(*at: Any) -> Any:
     return Selection(whole, whole, scalars(*at))  # type: ignore[arg-type]
 
 
+@compiled("axis", "setting", "capacity", results=_places)
+def _solve_and_select(
+    x: Array, k: Array | Count, lam: Array, axis: int, setting: TopKSetting, capacity: int
+) -> Selection:
+    rows = Rows("x", x, axis)
+    slots = solve_in_slots(rows.data, *rows.split(k), rows.per_row(lam), setting, capacity)
+    values, indices = (rows.unflatten(v) for v in slots[:2])
+    return Selection(values, indices, rows.restore_scalars(slots.dropped))
+
+
 @compiled("axis", "capacity", results=_places)
 def _select(y: Array, axis: int, capacity: int) -> Selection:
     rows = Rows("y", y, axis)
     data = rows.data
-    indices, lost = select_slots(lax.stop_gradient(data), capacity)
-    values = jnp.take_along_axis(data, indices, axis=-1)
-    dropped = _left_out(data, lost, y.dtype)
-    return Selection(rows.unflatten(values), rows.unflatten(indices), dropped)
-
-
-def _left_out(y: Array, lost: Array, dtype: Any) -> Array:
-    """The sum of the magnitudes that are in no slot; NaN for a row that is."""
-    size = jnp.where(lost, jnp.abs(y), 0.0).astype(compute_dtype(y))
-    return jnp.where(jnp.isnan(y).any(axis=-1), jnp.nan, size.sum(axis=-1)).astype(dtype)
+    indices, lost = slots_of_largest(lax.stop_gradient(data), capacity)
+    values, dropped = take(data, indices), left_out(data, lost, compute_dtype(data))
+    return Selection(rows.unflatten(values), rows.unflatten(indices), rows.restore_scalars(dropped))
 
 
 def _straight_places(*at: Any) -> Any:
@@ -190,7 +227,7 @@ def _select_straight(
     """Slots of ``value``, that of the hard selection, with the derivative of y."""
     rows = Rows("y", y, axis)
     data, hard, value = (Rows("y", v, axis).data for v in (y, hard, value))
-    indices, lost = select_slots(hard_first(xp, hard, lax.stop_gradient(data)), capacity)
+    indices, lost = slots_of_largest(hard_first(xp, hard, lax.stop_gradient(data)), capacity)
     # The hard selection first, and each part in the order of the indices.
     selected = jnp.take_along_axis(hard, indices, axis=-1) > 0
     order = jnp.argsort(~selected, axis=-1, stable=True)
@@ -201,42 +238,8 @@ def _select_straight(
         whole, frac = rows.split(k)
         value = jnp.where(whole + (frac > 0) > capacity, jnp.nan, value)
     indices, selected = rows.unflatten(indices), rows.unflatten(selected)
-    dropped = _left_out(data, lost, y.dtype)
+    dropped = rows.restore_scalars(left_out(data, lost, compute_dtype(data)))
     return StraightThroughSelection(rows.unflatten(value), indices, dropped, selected)
-
-
-def select_slots(y: Array, capacity: int) -> tuple[Array, Array]:
-    """The indices (..., capacity) of the entries of rows (..., n) that are largest in magnitude, in
-    order, and flags of the entries that have no slot.
-
-    Of equal ones, as are the zeros that fill the slots, the lowest index comes first. NaN is like 0.
-    """
-    if capacity == 0 or capacity == y.shape[-1]:
-        index = jnp.arange(capacity, dtype=jnp.int32)
-        return jnp.broadcast_to(index, (*y.shape[:-1], capacity)), jnp.zeros(y.shape, dtype=bool)
-    (indices,) = _slots(y, capacity=capacity)
-    size = _size(y)
-    kept = jnp.take_along_axis(size, indices, axis=-1)
-    least = kept.min(axis=-1, keepdims=True)
-    last = jnp.where(kept == least, indices, -1).max(axis=-1, keepdims=True)
-    index = jnp.arange(y.shape[-1], dtype=jnp.int32)
-    return indices, (size < least) | ((size == least) & (index > last))
-
-
-def _size(y: Array) -> Array:
-    return jnp.where(jnp.isnan(y), 0.0, jnp.abs(y))
-
-
-def _slots_in_xla(y: Array, capacity: int) -> tuple[Array]:
-    return (jnp.sort(lax.top_k(_size(y), capacity)[1], axis=-1),)
-
-
-_slots = RowCall(
-    "select",
-    lambda y, capacity: [(capacity, jnp.int32)],
-    _slots_in_xla,
-    lambda y, capacity: {},
-)
 
 
 def choose_lam(
@@ -267,15 +270,15 @@ def choose_lam(
     8
     """
     check_magnitude(magnitude, two_sided, largest)
-    rows, e = Rows.of("x", x, axis, many=True), check_exponent(p)
+    rows = Rows.of("x", x, axis, many=True)
+    operator = Operator(_op(magnitude, two_sided), check_exponent(p))
     if where is not None:
         where = check_where(where, rows.x.shape)
-    scores = Entries(largest, 0.0 if magnitude else -math.inf).scores(rows.x, where)
+    scores = _entries(magnitude, largest).scores(rows.x, where)
     check_k_and_lam(rows, k, 1.0)
     fractional = min(check_positive_int("fractional", fractional), rows.n)
     if rows.x.size == 0:
         return jnp.ones(rows.per_row_shape, dtype=compute_dtype(rows.x))
-    operator = Operator(MAGNITUDE if magnitude else TWO_SIDED if two_sided else MASK, e)
     most = None if isinstance(k, (Array, np.ndarray)) else math.ceil(k)
     return _choose(scores, exact(k), rows.axis, operator, fractional, most)
 
@@ -285,19 +288,5 @@ def _choose(
     x: Array, k: Array | Count, axis: Axes, operator: Operator, fractional: int, most: int | None
 ) -> Array:
     rows = Rows("x", lax.stop_gradient(x), axis)
-    split = Count(*map(lax.stop_gradient, rows.split(k)))
-    x, even = rows.data, operator.phi(xp).even
-    a = jnp.abs(x) if even else x
-    count = rows.n if most is None else min(rows.n, most + fractional + 1)
-    s = lax.top_k(jnp.where(jnp.isnan(a), 0.0, a), count)[0]
-    window = Window.of(xp, s, rows.n, split, fractional)
-    setting = TopKSetting(operator, False)
-
-    def relax(lam: Array) -> Relaxed:
-        _, pivot, delta = solve_topk(window.s, *window.k, lam, setting)
-        return relaxed(window.s, window.k, lam, State(pivot, delta), setting)
-
-    lam = select.choose_lam(xp, window, operator, fractional, relax, x.dtype)
-    bad = ~jnp.isfinite(x) if even else jnp.isnan(x)
-    invalid = (row_sums(bad)[0] > 0) | ~split.is_valid(rows.n)
-    return rows.unflatten(jnp.where(invalid, jnp.nan, lam))
+    k = Count(*map(lax.stop_gradient, rows.split(k)))
+    return rows.unflatten(lam_of_rows(rows.data, k, operator, fractional, most))

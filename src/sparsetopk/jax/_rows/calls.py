@@ -82,7 +82,7 @@ class RowCall:
 
         def jvp(primals: Sequence[Array], tangents: Sequence[Any], **params: Any) -> Any:
             found, moved = rule(primals, [None if is_zero(d) else d for d in tangents], **params)
-            zeros = (ad.Zero(jax.typeof(v)) for v in found)
+            zeros = (ad.Zero(jax.typeof(v).to_tangent_aval()) for v in found)
             return found, [z if d is None else d for z, d in zip(zeros, moved, strict=True)]
 
         ad.primitive_jvps[self.primitive] = jvp

@@ -190,8 +190,14 @@ def _cotangent_in_xla(*at: Array, setting: TopKSetting) -> tuple[Array, ...]:
 
 
 def _in_core(*at: Any, setting: TopKSetting) -> dict[str, Any] | None:
-    kind, with_delta = setting.kind, len(at) > _STATE + 1
-    if not kind.is_compiled or with_delta:
+    with_delta = len(at) > _STATE + 1
+    return None if with_delta else in_core(setting)
+
+
+def in_core(setting: TopKSetting) -> dict[str, Any] | None:
+    """The operator as the attributes of a call of the core, if that has it."""
+    kind = setting.kind
+    if not kind.is_compiled:
         return None
     return {
         "op": np.int32(kind.op),
