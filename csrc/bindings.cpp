@@ -16,6 +16,7 @@
 #include "cpu.hpp"
 #include "ffi.hpp"
 #include "isotonic.hpp"
+#include "lam.hpp"
 #include "parallel.hpp"
 #include "pieces.hpp"
 #include "problem.hpp"
@@ -343,6 +344,24 @@ PyObject* select_slots(PyObject*, PyObject* args) {
   return Py_NewRef(Py_None);
 }
 
+PyObject* choose_lam(PyObject*, PyObject* args) {
+  Arguments a{};
+  Address lam = 0;
+  Py_ssize_t fractional = 0;
+  double least = 0;
+  if (!PyArg_ParseTuple(args, "idinnnKKnndKn", &a.op, &a.exponent, &a.dtype, &a.rows, &a.n, &a.row_stride, &a.x, &a.k,
+                        &a.k_stride, &fractional, &least, &lam, &a.threads))
+    return nullptr;
+  a.lam = lam;
+  if (!a.known({lam})) return nullptr;
+  if (a.op == int(sparsetopk::Operator::sign) || fractional < 1 || fractional > a.n || !(least > 0 && least < 1)) {
+    PyErr_SetString(PyExc_ValueError, "op must have no signs, fractional be in [1, n] and least in (0, 1)");
+    return nullptr;
+  }
+  without_lock([&] { sparsetopk::choose_lam(a.problem(), std::size_t(fractional), least, pointer<double>(lam)); });
+  return Py_NewRef(Py_None);
+}
+
 bool check_itemsize(int itemsize) {
   if (itemsize == sizeof(float) || itemsize == sizeof(double)) return true;
   PyErr_Format(PyExc_ValueError, "itemsize must be 4 or 8, got %d", itemsize);
@@ -525,6 +544,9 @@ PyMethodDef methods[] = {
     {"select_slots", translated<select_slots>, METH_VARARGS,
      "select_slots(dtype, rows, n, y, capacity, indices): the indices of the entries of largest magnitude in every "
      "row, in order; see csrc/selection.hpp."},
+    {"choose_lam", translated<choose_lam>, METH_VARARGS,
+     "choose_lam(op, exponent, dtype, rows, n, row_stride, x, k, k_stride, fractional, least, lam, threads): writes the lam of "
+     "every row that leaves so many entries fractional; see csrc/lam.hpp."},
     {"solve_isotonic", translated<solve_isotonic>, METH_VARARGS,
      "solve_isotonic(phi, exponent, rows, n, s, w, lam, d, block): d and the first entry of every entry's block, "
      "for s and w in decreasing order; all arrays by address."},

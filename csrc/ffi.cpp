@@ -163,6 +163,7 @@ struct Numbers {
   }
   // The state of every row in buffers of float32 or float64.
   void store_state(const AnyBuffer& pivot, const AnyBuffer& delta);
+  void load_state(const AnyBuffer& pivot, const AnyBuffer& delta);
   std::vector<double> k, lams;
   std::vector<State> state;
 };
@@ -216,6 +217,16 @@ void Numbers::store_state(const AnyBuffer& pivot, const AnyBuffer& delta) {
   store(delta, state.size(), [&](std::size_t i) { return state[i].delta; });
 }
 
+void Numbers::load_state(const AnyBuffer& pivot, const AnyBuffer& delta) {
+  const auto load = [this](const AnyBuffer& from, double State::* member) {
+    with_floats(from, [&](const auto* in) {
+      for (std::size_t i = 0; i < state.size(); ++i) state[i].*member = double(in[i]);
+    });
+  };
+  load(pivot, &State::pivot);
+  load(delta, &State::delta);
+}
+
 // The state of every row, among the results of a forward.
 void check_state(Checker& check, const Rows& rows, const AnyBuffer& lam, const AnyBuffer& pivot,
                  const AnyBuffer& delta) {
@@ -255,6 +266,19 @@ XLA_FFI_DEFINE_HANDLER(threshold_handler, translated(threshold),
                            .Attr<double>("exponent")
                            .Attr<bool>("debias"));
 
+// The state of every row, among the arguments of a backward, and its results.
+void check_backward(Checker& check, const Rows& rows, const AnyBuffer& x, const AnyBuffer& lam, const AnyBuffer& pivot,
+                    const AnyBuffer& delta, const AnyBuffer& dx, const AnyBuffer& dk, const AnyBuffer& dlam) {
+  check_numbers(check, rows, "pivot", pivot);
+  check_numbers(check, rows, "delta", delta);
+  check.dtype("dx", dx, {x.element_type()});
+  check.dtype("dk", dk, {lam.element_type()});
+  check.dtype("dlam", dlam, {lam.element_type()});
+  check.shape("dx", dx, rows.shape);
+  check.shape("dk", dk, rows.per_row);
+  check.shape("dlam", dlam, rows.per_row);
+}
+
 // The cotangents of x, k and lam, from the state of every row and the cotangent g of y.
 Error threshold_backward(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, AnyBuffer pivot, AnyBuffer delta,
                          AnyBuffer g, Result dx, Result dk, Result dlam, std::int32_t op, double exponent,
@@ -262,26 +286,13 @@ Error threshold_backward(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer
   const Rows rows(x);
   Checker check;
   check_problem(check, rows, x, whole, frac, lam, op);
-  check_numbers(check, rows, "pivot", pivot);
-  check_numbers(check, rows, "delta", delta);
+  check_backward(check, rows, x, lam, pivot, delta, *dx, *dk, *dlam);
   check.dtype("g", g, {x.element_type()});
-  check.dtype("dx", *dx, {x.element_type()});
-  check.dtype("dk", *dk, {lam.element_type()});
-  check.dtype("dlam", *dlam, {lam.element_type()});
   check.shape("g", g, rows.shape);
-  check.shape("dx", *dx, rows.shape);
-  check.shape("dk", *dk, rows.per_row);
-  check.shape("dlam", *dlam, rows.per_row);
   if (!check.passed()) return check.error();
 
   Numbers numbers(rows.count, whole, frac, lam);
-  const auto load = [&](const AnyBuffer& from, double State::* member) {
-    with_floats(from, [&](const auto* in) {
-      for (std::size_t i = 0; i < rows.count; ++i) numbers.state[i].*member = double(in[i]);
-    });
-  };
-  load(pivot, &State::pivot);
-  load(delta, &State::delta);
+  numbers.load_state(pivot, delta);
   std::vector<double> in_k(rows.count), in_lam(rows.count);
   backward(numbers.of(rows, x, op, exponent, debias), g.untyped_data(), dx->untyped_data(), in_k.data(), in_lam.data());
   store(*dk, rows.count, [&](std::size_t i) { return in_k[i]; });
@@ -398,6 +409,51 @@ XLA_FFI_DEFINE_HANDLER(select_solved_handler, translated(select_solved),
                            .Attr<double>("exponent")
                            .Attr<bool>("debias"));
 
+// The cotangents of x, k and lam from those of values and dropped.
+Error select_pulled(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, AnyBuffer pivot, AnyBuffer delta,
+                    AnyBuffer indices, AnyBuffer of_values, AnyBuffer of_dropped, Result dx, Result dk, Result dlam,
+                    std::int32_t op, double exponent, bool debias) {
+  const Rows rows(x);
+  Checker check;
+  check_problem(check, rows, x, whole, frac, lam, op);
+  check_backward(check, rows, x, lam, pivot, delta, *dx, *dk, *dlam);
+  const Shape slots = check_slots(check, rows, indices);
+  check.dtype("of_values", of_values, {x.element_type()});
+  check.shape("of_values", of_values, slots);
+  check_numbers(check, rows, "of_dropped", of_dropped);
+  if (!check.passed()) return check.error();
+
+  Numbers numbers(rows.count, whole, frac, lam);
+  numbers.load_state(pivot, delta);
+  std::vector<double> left_out(rows.count), in_k(rows.count), in_lam(rows.count);
+  add(of_dropped, left_out);
+  select_backward(
+      numbers.of(rows, x, op, exponent, debias),
+      {std::size_t(slots.back()), indices.typed_data<std::int32_t>(), of_values.untyped_data(), left_out.data()},
+      dx->untyped_data(), in_k.data(), in_lam.data());
+  store(*dk, rows.count, [&](std::size_t i) { return in_k[i]; });
+  store(*dlam, rows.count, [&](std::size_t i) { return in_lam[i]; });
+  return Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(select_pulled_handler, translated(select_pulled),
+                       ffi::Ffi::Bind()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Attr<std::int32_t>("op")
+                           .Attr<double>("exponent")
+                           .Attr<bool>("debias"));
+
 // The lam of every row that leaves so many entries fractional; see lam.hpp.
 Error chosen_lam(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, Result lam, std::int32_t op, double exponent,
                  std::int64_t fractional, double least) {
@@ -477,6 +533,7 @@ const Handler handlers[] = {
     {"sparsetopk_threshold_backward", reinterpret_cast<void*>(threshold_backward_handler)},
     {"sparsetopk_largest", reinterpret_cast<void*>(select_largest_handler)},
     {"sparsetopk_select", reinterpret_cast<void*>(select_solved_handler)},
+    {"sparsetopk_select_backward", reinterpret_cast<void*>(select_pulled_handler)},
     {"sparsetopk_choose_lam", reinterpret_cast<void*>(chosen_lam_handler)},
     {"sparsetopk_pav", reinterpret_cast<void*>(pav_handler)},
     {nullptr, nullptr},

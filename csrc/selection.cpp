@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -122,27 +124,72 @@ void select(std::size_t rows, std::size_t n, const X* y, std::size_t capacity, s
   for (std::size_t i = 0; i < rows; ++i) row(y + i * n, n, capacity, indices + i * capacity);
 }
 
+// f(part, first) over rows of a problem, so few at a time that they are found in the cache again. Many such parts are
+// shared between the threads, of few parts each is.
+template <class X, class F>
+void for_parts(const Problem& problem, F&& f) {
+  constexpr std::size_t kEntries = 1 << 14;
+  const std::size_t together = problem.n < kEntries ? kEntries / problem.n : 1;
+  const std::size_t parts = (problem.rows + together - 1) / together;
+  const bool shared = parts >= problem.threads;
+  parallel_for(parts, shared ? problem.threads : 1, [&](std::size_t i) {
+    const std::size_t first = i * together;
+    Problem part = rows_of<X>(problem, first, std::min(together, problem.rows - first));
+    if (shared) part.threads = 1;
+    f(part, first);
+  });
+}
+
 template <class X>
 void solve_and_select(const Problem& problem, const Slots& slots) {
   const std::size_t n = problem.n, capacity = slots.capacity;
-  constexpr std::size_t kEntries = 1 << 14;  // that a thread is given at once, and finds in its cache again
-  const std::size_t together = n < kEntries ? kEntries / n : 1, parts = (problem.rows + together - 1) / together;
-  const bool shared = parts >= problem.threads;  // else each part is
-  parallel_for(parts, shared ? problem.threads : 1, [&](std::size_t i) {
-    const std::size_t first = i * together, count = std::min(together, problem.rows - first);
-    Problem part = rows_of<X>(problem, first, count);
-    if (shared) part.threads = 1;
-    const std::unique_ptr<X[]> y(new X[count * n]);
+  for_parts<X>(problem, [&](const Problem& part, std::size_t first) {
+    const std::unique_ptr<X[]> y(new X[part.rows * n]);
     forward(part, y.get());
     Selector<X> row;
-    for (std::size_t j = 0; j < count; ++j) {
-      const X* from = y.get() + j * n;
-      X* values = static_cast<X*>(slots.values) + (first + j) * capacity;
-      std::int32_t* indices = slots.indices + (first + j) * capacity;
-      const double dropped = row(from, n, capacity, indices);
+    for (std::size_t i = 0; i < part.rows; ++i) {
+      const X* from = y.get() + i * n;
+      X* values = static_cast<X*>(slots.values) + (first + i) * capacity;
+      std::int32_t* indices = slots.indices + (first + i) * capacity;
+      const double dropped = row(from, n, capacity, indices), pivot = part.state[i].pivot;
       for (std::size_t slot = 0; slot < capacity; ++slot) values[slot] = from[indices[slot]];
-      slots.dropped[first + j] = part.state[j].pivot != part.state[j].pivot ? part.state[j].pivot : dropped;
+      slots.dropped[first + i] = pivot != pivot ? pivot : dropped;
     }
+  });
+}
+
+// The cotangent of y of a row that it is 0 in: of entries with a slot, and by their signs of those without, for which y
+// is found again.
+template <class X>
+void spread_cotangents(const Problem& row, const SlotCotangents& g, std::size_t i, X* out) {
+  const std::int32_t* indices = g.indices + i * g.capacity;
+  const X* values = static_cast<const X*>(g.values) + i * g.capacity;
+  if (g.dropped[i] != 0) {
+    const std::unique_ptr<X[]> y(new X[row.n]);
+    State state;
+    Problem again = row;
+    again.state = &state;
+    forward(again, y.get());
+    for (std::size_t j = 0; j < row.n; ++j) {
+      const Wide<X> value = widen(y[j]);
+      if (value > 0 || value < 0) out[j] = narrow<X>(Wide<X>(value > 0 ? g.dropped[i] : -g.dropped[i]));
+    }
+  }
+  for (std::size_t slot = 0; slot < g.capacity; ++slot) {
+    if (indices[slot] < 0 || std::size_t(indices[slot]) >= row.n)
+      throw std::invalid_argument("indices must be in [0, n), got " + std::to_string(indices[slot]));
+    out[indices[slot]] = values[slot];
+  }
+}
+
+template <class X>
+void pull_back(const Problem& problem, const SlotCotangents& g, void* dx, double* dk, double* dlam) {
+  const std::size_t n = problem.n;
+  for_parts<X>(problem, [&](const Problem& part, std::size_t first) {
+    const std::unique_ptr<X[]> of_y(new X[part.rows * n]());
+    for (std::size_t i = 0; i < part.rows; ++i)
+      spread_cotangents(rows_of<X>(part, i, 1), g, first + i, of_y.get() + i * n);
+    backward(part, of_y.get(), static_cast<X*>(dx) + first * n, dk + first, dlam + first);
   });
 }
 
@@ -157,6 +204,12 @@ void select(const Problem& problem, const Slots& slots) {
   if (problem.rows == 0 || problem.n == 0) return;
   with_entries(problem.dtype, problem.x,
                [&](const auto* x) { solve_and_select<std::decay_t<decltype(*x)>>(problem, slots); });
+}
+
+void select_backward(const Problem& problem, const SlotCotangents& g, void* dx, double* dk, double* dlam) {
+  if (problem.rows == 0 || problem.n == 0) return;
+  with_entries(problem.dtype, problem.x,
+               [&](const auto* x) { pull_back<std::decay_t<decltype(*x)>>(problem, g, dx, dk, dlam); });
 }
 
 }  // namespace sparsetopk

@@ -24,4 +24,15 @@ struct Slots {
 // Solves the problem and fills its slots: of y a few rows at a time are in the cache, and no more is kept.
 void select(const Problem& problem, const Slots& slots);
 
+// The cotangents of what was selected: of values in the dtype of x, and of dropped.
+struct SlotCotangents {
+  std::size_t capacity;
+  const std::int32_t* indices;
+  const void* values;
+  const double* dropped;
+};
+
+// Those of x, k and lam (one per row), from the state that ``select`` left.
+void select_backward(const Problem& problem, const SlotCotangents& g, void* dx, double* dk, double* dlam);
+
 }  // namespace sparsetopk

@@ -225,9 +225,9 @@ def test_the_other_calls_say_what_is_wrong():
     with pytest.raises(
         jax.errors.JaxRuntimeError, match="indices must have at most n slots, got 6"
     ):
-        in_core("select", x, results=[((2, 6), np.int32)])
+        in_core("largest", x, results=[((2, 6), np.int32)])
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"indices must have shape \(2, 3\), got"):
-        in_core("select", x, results=[((1, 3), np.int32)])
+        in_core("largest", x, results=[((1, 3), np.int32)])
 
 
 def test_vmap_makes_rows():

@@ -25,6 +25,7 @@
 #include "cpu.hpp"
 #include "dtypes.hpp"
 #include "isotonic.hpp"
+#include "lam.hpp"
 #include "kernels.hpp"
 #include "response_table.hpp"
 #include "parallel.hpp"
@@ -425,6 +426,105 @@ void fuzz_selection(const char* dtype, const char* content, std::size_t n) {
   for (std::size_t j = 0; j < n; ++j) check(kept[j] || size(j) <= least, "a larger entry is left out", size(j), least);
 }
 
+// The operator in slots against its whole output, forward and backward; and the lam that leaves so many fractional.
+template <class X>
+void fuzz_solved_slots(const char* dtype, const Setting& setting, const char* content, std::size_t n) {
+  const std::size_t rows = rows_of(n), capacity = 1 + below(n);
+  const std::vector<X> x = make_rows<X>(content, rows, n, n);
+  const auto choices = ks(n);
+  std::vector<double> k(rows), lam(rows), dropped(rows), dk(rows), dlam(rows), again_k(rows), again_lam(rows);
+  for (double& one : k) one = choices[below(choices.size())];
+  for (double& one : lam) one = kLams[below(std::size(kLams))];
+  std::vector<State> state(rows);
+  std::vector<X> y(rows * n), values(rows * capacity), g(rows * n), dx(rows * n), again(rows * n);
+  std::vector<std::int32_t> indices(rows * capacity);
+  std::vector<std::int64_t> expected(rows * capacity);
+  const Problem problem{setting.op,
+                        setting.exponent,
+                        setting.debias,
+                        dtype_of<X>(),
+                        rows,
+                        n,
+                        n,
+                        x.data(),
+                        k.data(),
+                        1,
+                        lam.data(),
+                        1,
+                        state.data(),
+                        2};
+  begin_call("%s of %s, %s, n = %zu, in %zu slots", setting.name, dtype, content, n, capacity);
+  select(problem, {capacity, values.data(), indices.data(), dropped.data()});
+  forward(problem, y.data());
+  select_slots(dtype_of<X>(), rows, n, y.data(), capacity, expected.data());
+  std::vector<X> of_values(rows * capacity);
+  for (X& one : of_values) one = from_double<X>(normal());
+  std::vector<double> of_dropped(rows);
+  for (double& one : of_dropped) one = below(2) == 0 ? 0 : double(widen(from_double<X>(normal())));
+  for (std::size_t row = 0; row < rows; ++row) {
+    std::vector<bool> kept(n);
+    double left_out = 0;
+    for (std::size_t slot = row * capacity; slot < (row + 1) * capacity; ++slot) {
+      check(indices[slot] == expected[slot], "an index", indices[slot], double(expected[slot]));
+      const std::size_t at = row * n + std::size_t(expected[slot]);
+      kept[std::size_t(expected[slot])] = true, g[at] = of_values[slot];
+      const double found = double(widen(values[slot])), wanted = double(widen(y[at]));
+      check(found == wanted || (found != found && wanted != wanted), "a value", found, wanted);
+    }
+    for (std::size_t j = 0; j < n; ++j) {
+      const double value = double(widen(y[row * n + j])), slope = of_dropped[row];
+      if (kept[j]) continue;
+      left_out += std::fabs(value);
+      if ((value > 0 || value < 0) && slope != 0) g[row * n + j] = from_double<X>(value > 0 ? slope : -slope);
+    }
+    const bool bad = state[row].pivot != state[row].pivot;
+    check(bad ? dropped[row] != dropped[row]
+              : std::fabs(dropped[row] - left_out) <= 1e-12 * left_out || dropped[row] == left_out,
+          "what is left out", dropped[row], left_out);
+  }
+  select_backward(problem, {capacity, indices.data(), of_values.data(), of_dropped.data()}, dx.data(), dk.data(),
+                  dlam.data());
+  backward(problem, g.data(), again.data(), again_k.data(), again_lam.data());
+  check(same_bits(dx, again) && same_bits(dk, again_k) && same_bits(dlam, again_lam), "the backward of slots");
+}
+
+// The lam that leaves so many fractional: there is one, unless the row or k is bad.
+template <class X>
+void fuzz_chosen_lam(const char* dtype, const Setting& setting, const char* content, std::size_t n) {
+  const std::size_t rows = rows_of(n), fractional = 1 + below(n);
+  const std::vector<X> x = make_rows<X>(content, rows, n, n);
+  const auto choices = ks(n);
+  std::vector<double> k(rows), chosen(rows), again(rows);
+  for (double& one : k) one = choices[below(choices.size())];
+  Problem problem{setting.op,
+                  setting.exponent,
+                  setting.debias,
+                  dtype_of<X>(),
+                  rows,
+                  n,
+                  n,
+                  x.data(),
+                  k.data(),
+                  1,
+                  nullptr,
+                  0,
+                  nullptr,
+                  1};
+  begin_call("lam for %zu fractional ones of %s of %s, %s, n = %zu", fractional, setting.name, dtype, content, n);
+  choose_lam(problem, fractional, 1e-300, chosen.data());
+  problem.threads = 3;
+  choose_lam(problem, fractional, 1e-300, again.data());
+  check(same_bits(chosen, again), "three threads differ from one");
+  for (std::size_t row = 0; row < rows; ++row) {
+    bool bad = !(k[row] >= 0 && k[row] <= double(n));
+    for (std::size_t j = row * n; j < (row + 1) * n; ++j) {
+      const double value = double(widen(x[j]));
+      bad |= value != value || (setting.op == Operator::magnitude && std::fabs(value) == kInf);
+    }
+    check(bad ? chosen[row] != chosen[row] : chosen[row] > 0 && chosen[row] < kInf, "a chosen lam", chosen[row]);
+  }
+}
+
 // Where subnormal numbers count as 0, calls must end all the same.
 void flush_subnormals(bool flush) {
 #ifdef SPARSETOPK_X86
@@ -588,6 +688,8 @@ void fuzz_dtype(const char* dtype, std::size_t n) {
         const bool mask = setting.op == Operator::mask || setting.op == Operator::two_sided;
         if (mask && n > 0) fuzz_loss<X>(dtype, setting, content, n);
         if (setting.op == Operator::mask && n > 0) fuzz_selection<X>(dtype, content, n);
+        if (n > 0) fuzz_solved_slots<X>(dtype, setting, content, n);
+        if (n > 0 && setting.op != Operator::sign) fuzz_chosen_lam<X>(dtype, setting, content, n);
       }
     }
   if (n == 0) return;
@@ -777,6 +879,13 @@ void fuzz_memory(std::size_t n) {
       forward(problem, y.data());
       backward(problem, x.data(), dx.data(), dk.data(), dlam.data());
     });
+    std::vector<std::int32_t> indices(rows * n);
+    fuzz_memory_of("the operator in slots", [&] {
+      select(problem, {n, y.data(), indices.data(), value.data()});
+      select_backward(problem, {n, indices.data(), y.data(), value.data()}, dx.data(), dk.data(), dlam.data());
+    });
+    if (setting.op != Operator::sign)
+      fuzz_memory_of("a choice of lam", [&] { choose_lam(problem, 1, 1e-300, value.data()); });
     if (setting.op != Operator::mask && setting.op != Operator::two_sided) continue;
     const Targets targets{labels.data(), -100, false, nullptr};
     fuzz_memory_of("a loss", [&] { loss(problem, targets, y.data(), value.data()); });

@@ -33,7 +33,7 @@ except ImportError:
 else:
     layout.check(native.layout())
 
-__all__ = ["THREADS", "SolvedTopK", "native", "solve_topk"]
+__all__ = ["THREADS", "SolvedTopK", "choose_lam", "native", "solve_topk"]
 
 
 def _threads(text: str) -> int:
@@ -85,3 +85,17 @@ def solve_topk(operator: Operator, x: Array, k: Array, lam: Array) -> SolvedTopK
     solved = SolvedTopK(operator, x, k, lam, np.empty_like(x), np.empty((x.shape[0], 2)))
     native.threshold_forward(*solved._arguments(solved.y))
     return solved
+
+
+def choose_lam(
+    operator: Operator, x: Array, k: Array, fractional: int, least: float, dtype: np.dtype[Any]
+) -> Array:
+    """The lam (m, 1) that leaves so many entries fractional in this dtype, that of x once."""
+    x = np.ascontiguousarray(x, dtype.name)  # and in the order of bytes of the machine
+    k, lam = np.ascontiguousarray(k), np.empty_like(k)
+    at, of_k, to = (array.ctypes.data for array in (x, k, lam))
+    number, (rows, n) = layout.DTYPES[x.dtype.name], x.shape
+    native.choose_lam(
+        *operator[:2], number, rows, n, n, at, of_k, 1, fractional, least, to, THREADS
+    )
+    return lam

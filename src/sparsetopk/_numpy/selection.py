@@ -8,11 +8,19 @@ from typing import Literal, NamedTuple, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .. import _core as core
 from .._checks import check_axes, check_exponent, check_magnitude, check_positive_int
 from .._maths import select
 from .._maths.operator import MAGNITUDE, MASK, TWO_SIDED, Operator
 from .._maths.response import Relaxed
-from .._maths.select import Window, check_slots, default_capacity, flat, hard_first
+from .._maths.select import (
+    Window,
+    check_slots,
+    default_capacity,
+    flat,
+    hard_first,
+    least_lam,
+)
 from .._types import Array, Axis, FloatArray
 from . import namespace as xp
 from .arguments import Rows
@@ -209,6 +217,10 @@ def choose_lam(
     fractional = min(check_positive_int("fractional", fractional), rows.n)
     if rows.data.size == 0:
         return rows.unflatten(np.ones_like(problem.k))
+    if problem.is_compiled:
+        least = least_lam(xp, problem.k.dtype)
+        lam = core.choose_lam(operator, rows.data, problem.k, fractional, least, rows.dtype)
+        return rows.unflatten(lam)
     bad = ~np.isfinite(rows.data) if magnitude else np.isnan(rows.data)
     invalid = bad.any(axis=-1, keepdims=True)
     data = np.where(invalid, 0.0, np.abs(rows.data) if magnitude else rows.data)

@@ -120,8 +120,27 @@ def _tangent_types(*at: Array, setting: TopKSetting, moves: Any) -> list[tuple[i
     return [(indices.shape[-1], x.dtype), (1, lam.dtype), (1, lam.dtype)]
 
 
+def _cotangent(*at: Array, setting: TopKSetting, drops: bool) -> list[Array]:
+    """For cotangents of values, of what is left out if it ``drops``, and of delta if there is one."""
+    state, (indices, of_values, of_dropped, *of_delta) = at[:_STATE], at[_STATE:]
+    (g,) = jax.linear_transpose(lambda dy: take(dy, indices), state[0])(of_values)
+    if drops:
+        g = g + _signs_left_out(state, indices, setting) * of_dropped.astype(g.dtype)
+    return ROW_CALLS["backward"](*state, g, *of_delta, setting=setting)
+
+
+def _cotangent_types(*at: Array, setting: TopKSetting, drops: bool) -> list[tuple[int, Any]]:
+    return [(at[0].shape[-1], at[0].dtype), (1, at[3].dtype), (1, at[3].dtype)]
+
+
+def _cotangent_in_core(*at: Any, setting: TopKSetting, drops: bool) -> dict[str, Any] | None:
+    with_delta = len(at) > _STATE + 3
+    return None if with_delta else in_core(setting)
+
+
 _select = RowCall("select", _types, _select_in_xla, lambda *at, setting, capacity: in_core(setting))
 _move = RowCall("select_tangent", _tangent_types, _tangent)
+_pull = RowCall("select_backward", _cotangent_types, _cotangent, _cotangent_in_core)
 
 
 @_select.def_jvp
@@ -137,14 +156,11 @@ def _(at: Sequence[Array], tangents: Sequence[Any], setting: TopKSetting, capaci
 
 @_move.def_transpose
 def _(cotangents: Sequence[Any], at: Sequence[Array], setting: TopKSetting, moves: Any) -> Any:
-    *state, indices = at
     of_values, of_dropped, of_delta = cotangents
-    x = state[0]
-    g = jnp.zeros_like(x)
-    if of_values is not None:
-        (g,) = jax.linear_transpose(lambda dy: take(dy, indices), x)(of_values)
-    if of_dropped is not None:
-        g = g + _signs_left_out(state, indices, setting) * of_dropped.astype(g.dtype)
+    x, lam, indices = at[0], at[3], at[_STATE]
+    values = jnp.zeros(indices.shape, x.dtype) if of_values is None else of_values
+    dropped = jnp.zeros_like(lam) if of_dropped is None else of_dropped
     with_delta = [] if of_delta is None else [of_delta]
-    found = ROW_CALLS["backward"](*state, g, *with_delta, setting=setting)
+    drops = of_dropped is not None
+    found = _pull(*at, values, dropped, *with_delta, setting=setting, drops=drops)
     return [v for v, moved in zip(found, moves, strict=True) if moved]

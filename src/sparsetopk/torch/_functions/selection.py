@@ -363,6 +363,9 @@ def choose_lam(
     operator = Operator(_op(magnitude, two_sided), e)
     if on_gpu.takes(rows, operator):
         return rows.unflatten(on_gpu.choose_lam(rows, k, operator, fractional).to(k_rows.dtype))
+    if is_plain(rows.x, k) and kernels.has(operator):
+        rows_of_x, k_of_rows = rows.data.contiguous(), k_rows.contiguous()
+        return rows.unflatten(kernels.choose_lam(rows_of_x, k_of_rows, operator, fractional))
     lam = _choose(rows, k_rows, None if isinstance(k, Tensor) else k, operator, fractional)
     bad = ~rows.data.isfinite() if magnitude else rows.data.isnan()
     invalid = (row_sum(bad) > 0) | ~((k_rows >= 0) & (k_rows <= rows.n))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..._core import layout, native
 from ..._maths.operator import Operator
+from ..._maths.select import least_lam
 
 DTYPES = {getattr(torch, name): number for name, number in layout.DTYPES.items()}
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -190,3 +191,25 @@ def select(y: Tensor, capacity: int) -> Tensor:
     slots = address(indices, torch.int64, m * capacity)
     native.select_slots(DTYPES[y.dtype], m, n, at, capacity, slots)
     return indices
+
+
+def choose_lam(x: Tensor, k: Tensor, operator: Operator, fractional: int) -> Tensor:
+    """lam (m, 1) of rows x (m, n) with k (m, 1) that leaves so many entries fractional."""
+    m, n = x.shape
+    lam = torch.empty_like(k)
+    native.choose_lam(
+        operator.op,
+        operator.exponent,
+        DTYPES[x.dtype],
+        m,
+        n,
+        n,
+        address(x, x.dtype, m * n),
+        address(k, torch.float64, m),
+        1,
+        fractional,
+        least_lam(torch, k.dtype),
+        address(lam, torch.float64, m),
+        torch.get_num_threads(),
+    )
+    return lam
