@@ -8,6 +8,7 @@
 #include <exception>
 #include <initializer_list>
 #include <limits>
+#include <memory>
 #include <new>
 #include <sstream>
 #include <string>
@@ -316,6 +317,35 @@ XLA_FFI_DEFINE_HANDLER(threshold_backward_handler, translated(threshold_backward
                            .Attr<double>("exponent")
                            .Attr<bool>("debias"));
 
+// f(x, 1_k) of every row, for the operators that have a loss.
+Error value(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, Result found, std::int32_t op,
+            double exponent) {
+  const Rows rows(x);
+  Checker check;
+  check_problem(check, rows, x, whole, frac, lam, op);
+  check_numbers(check, rows, "value", *found);
+  check.require(op == int(Operator::mask) || op == int(Operator::two_sided), "op", "be 0 or 3", std::to_string(op));
+  if (!check.passed()) return check.error();
+
+  Numbers numbers(rows.count, whole, frac, lam);
+  std::vector<double> values(rows.count);
+  const std::unique_ptr<char[]> y(new char[x.size_bytes()]);
+  const Targets none{nullptr, 0, false, nullptr};
+  loss(numbers.of(rows, x, op, exponent, false), none, y.get(), values.data());
+  store(*found, rows.count, [&](std::size_t i) { return values[i]; });
+  return Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(value_handler, translated(value),
+                       ffi::Ffi::Bind()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Attr<std::int32_t>("op")
+                           .Attr<double>("exponent"));
+
 // Rows to threads, some at a time, so that a short row costs no more than it must.
 struct SlotsOfRows {
   Dtype dtype;
@@ -531,6 +561,7 @@ XLA_FFI_DEFINE_HANDLER(pav_handler, translated(pav),
 const Handler handlers[] = {
     {"sparsetopk_threshold", reinterpret_cast<void*>(threshold_handler)},
     {"sparsetopk_threshold_backward", reinterpret_cast<void*>(threshold_backward_handler)},
+    {"sparsetopk_value", reinterpret_cast<void*>(value_handler)},
     {"sparsetopk_largest", reinterpret_cast<void*>(select_largest_handler)},
     {"sparsetopk_select", reinterpret_cast<void*>(select_solved_handler)},
     {"sparsetopk_select_backward", reinterpret_cast<void*>(select_pulled_handler)},

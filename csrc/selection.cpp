@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -111,6 +112,10 @@ struct Selector {
   // The sum of the magnitudes that have no slot.
   template <class Index>
   double operator()(const X* y, std::size_t n, std::size_t capacity, Index* indices) {
+    if (capacity == n) {
+      std::iota(indices, indices + n, Index(0));
+      return 0;
+    }
     const std::size_t count = find_nonzeros(y, n, found);
     if (count > capacity) return keep_largest(y, found.data(), count, capacity, sizes, indices);
     fill_up(found.data(), count, capacity, indices);

@@ -29,9 +29,11 @@ from .._rows.arguments import (
     is_readable,
     row_length,
 )
+from .._rows.calls import RowCall
 from .._rows.compiled import compiled, scalars
 from .._rows.promotion import promoting
-from .._rows.threshold import TopKSetting, hard_mask, relaxed, solve_topk
+from .._rows.threshold import TopKSetting, hard_mask, in_core, relaxed, solve_topk
+from .._solvers.plain import tangent_sum
 
 
 def topk_value(
@@ -76,9 +78,28 @@ def _evaluate(x: Array, k: Array | Count, lam: Array, axis: Axes, setting: TopKS
 @partial(jax.custom_jvp, nondiff_argnums=(4,))
 def value_of_rows(x: Array, whole: Array, frac: Array, lam: Array, setting: TopKSetting) -> Array:
     """f_{phi,R}(x, 1_k), (..., 1), for rows x (..., n) in the dtype of lam."""
+    if setting.axis_name is not None:
+        return _value_in_xla(x, whole, frac, lam, setting)[0]
+    return _value_call(x, whole, frac, lam, setting=setting)[0]
+
+
+def _value_in_xla(
+    x: Array, whole: Array, frac: Array, lam: Array, setting: TopKSetting
+) -> tuple[Array]:
     _, pivot, delta = solve_topk(x, whole, frac, lam, setting)
     rows = relaxed(x, Count(whole, frac), lam, State(pivot, delta), setting)
-    return _value.topk_value(rows, hard_mask(rows, setting))
+    return (_value.topk_value(rows, hard_mask(rows, setting)),)
+
+
+def _value_in_core(*at: Any, setting: TopKSetting) -> dict[str, Any] | None:
+    """Of masks, whose output the core makes a loss of."""
+    given = in_core(setting) if setting.kind.op in (MASK, TWO_SIDED) else None
+    return given and {name: given[name] for name in ("op", "exponent")}
+
+
+_value_call = RowCall(
+    "value", lambda x, *at, setting: [(1, at[2].dtype)], _value_in_xla, _value_in_core
+)
 
 
 @partial(value_of_rows.defjvp, symbolic_zeros=True)
@@ -89,8 +110,11 @@ def _value_jvp(
     x, whole, frac, lam = at
     dx, _, dk, dlam = (None if isinstance(d, SymbolicZero) else d for d in tangents)
     y, pivot, delta = solve_topk(x, whole, frac, lam, setting)
+    value = value_of_rows(x, whole, frac, lam, setting)
+    if dk is None and dlam is None:  # what rows are made of has no part in it
+        return value, tangent_sum(y * dx, setting.axis_name)
     rows = relaxed(x, Count(whole, frac), lam, State(pivot, delta), setting)
-    return value_of_rows(x, whole, frac, lam, setting), _value.tangent(rows, y, dx, dk, dlam)
+    return value, _value.tangent(rows, y, dx, dk, dlam)
 
 
 def topk_loss(
