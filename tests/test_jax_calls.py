@@ -1,5 +1,7 @@
 """What a call costs: what is kept for a backward, what is traced, what is lowered."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -63,6 +65,7 @@ def test_a_backward_needs_x_and_two_numbers_of_a_row(dtype):
     assert kept(lambda x: st.topk_mag(x, 500, 0.1, p=1.5), x) < 1.01
     assert kept(lambda x: st.topk_sign(x, 500, jnp.ones((4, 1))), x) < 1.01
     assert kept(lambda x: st.topk(x, 500, 0.1), x) < 2.01  # and the mask
+    assert kept(lambda x: st.topk_select(x, 500, 0.1)[::2], x) < 1.2  # and 625 indices
 
 
 @pytest.mark.skipif(not ffi.available(), reason="the core was built without the headers of XLA")
@@ -80,14 +83,27 @@ def test_only_what_a_platform_uses_is_traced():
     for name in ("sparsetopk_threshold", "sparsetopk_threshold_backward"):
         assert texts["cpu"].count(f"@{name}(") == 1
     assert "while" not in texts["cpu"]
+    for f, names in (
+        (lambda x: st.choose_lam(x, 5), ["choose_lam"]),
+        (lambda x: st.topk_select(x, 5, 0.1), ["select"]),
+        (
+            lambda x: jax.grad(lambda x: sum(v.sum() for v in st.topk_select(x, 5, 0.1)[::2]))(x),
+            ["select", "select_backward"],
+        ),
+        (lambda x: st.topk_value(x, 5, 0.1), ["value"]),
+    ):
+        text = jax.jit(f).lower(long).as_text()
+        assert sorted(re.findall(r"@sparsetopk_(\w+)\(", text)) == names
     for platform in ("cuda", "tpu"):
         assert "while" in texts[platform]
         assert "sparsetopk" not in texts[platform]
 
 
 def test_the_search_for_lam_is_traced_once():
-    traced = jax.make_jaxpr(lambda x: st.choose_lam(x, 5))(jnp.asarray(X))
-    assert str(traced).count("\n") < 500  # 863 with a loop for each of its phases
+    traced = jax.jit(lambda x: st.choose_lam(x, 5)).trace(jnp.asarray(X))
+    assert str(traced.jaxpr).count("\n") < 20
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.while") < 10, text.count("stablehlo.while")
 
 
 @pytest.mark.skipif(not ffi.available(), reason="the core was built without the headers of XLA")

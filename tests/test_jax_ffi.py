@@ -230,6 +230,47 @@ def test_the_other_calls_say_what_is_wrong():
         in_core("largest", x, results=[((1, 3), np.int32)])
 
 
+def test_the_calls_for_slots_say_what_is_wrong():
+    x, row = normal(2, 5), jnp.ones((2, 1), jnp.float32)
+    at, number = (x, row.astype(jnp.int32), row, row), (row.shape, row.dtype)
+    attributes = {"op": np.int32(0), "exponent": np.float64(1), "debias": np.bool_(False)}
+
+    def fails(message, name, *arrays, results, **attributes):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+            in_core(name, *arrays, results=results, **attributes)
+
+    slots = [((2, 3), np.float32), ((2, 3), np.int32), number, number, number]
+    wrong = [((2, 4), np.float32), *slots[1:]]
+    fails(r"values must have shape \(2, 3\), got", "select", *at, results=wrong, **attributes)
+    wrong = [((2, 6), np.float32), ((2, 6), np.int32), *slots[2:]]
+    fails("at most n slots, got 6", "select", *at, results=wrong, **attributes)
+    wrong = [((2, 0), np.float32), ((2, 0), np.int32), *slots[2:]]
+    fails("indices must have a slot, got none", "select", *at, results=wrong, **attributes)
+    indices, g = jnp.array([[0, 1, 5], [0, 1, 2]], jnp.int32), jnp.ones((2, 3), jnp.float32)
+    back = [(x.shape, x.dtype), number, number]
+    given = (*at, row, row, indices, g, row)
+    fails(
+        r"indices must be in \[0, n\), got 5", "select_backward", *given, results=back, **attributes
+    )
+    given = (*at, row, row, indices, g.astype(jnp.float16), row)
+    fails("of_values must be F32", "select_backward", *given, results=back, **attributes)
+    del attributes["debias"]
+    fails(
+        "op must be 0 or 3, got 1",
+        "value",
+        *at,
+        results=[number],
+        **attributes | {"op": np.int32(1)},
+    )
+    attributes |= {"fractional": np.int64(2), "least": np.float64(1e-30)}
+    for name, bad, message in (
+        ("fractional", np.int64(6), r"fractional must be in \[1, n\], got 6"),
+        ("least", np.float64(2), r"least must be in \(0, 1\)"),
+        ("op", np.int32(2), "op must have no signs, got 2"),
+    ):
+        fails(message, "choose_lam", *at[:3], results=[number], **attributes | {name: bad})
+
+
 def test_vmap_makes_rows():
     x, k, lam = normal(4, 3, 50), jnp.arange(1.0, 4.0), jnp.geomspace(0.1, 1, 4)
 

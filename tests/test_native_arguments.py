@@ -14,12 +14,13 @@ from sparsetopk._core import native
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled core is not there")
 
-FLOATS = {"exponent", "floor"}
+FLOATS = {"exponent", "floor", "least"}
 OF_PIECES = {"k", "lam", "pivot", "delta", "size", "cut", "from", "to", "lo", "hi"}
 FLAGS = {"debias", "is_long", "spread", "single_w"}
 LENGTHS = {"rows", "n", "count"}
 GIVEN = {"op": 0, "dtype": 1, "phi": 0, "itemsize": 8, "x_itemsize": 8, "w_itemsize": 8} | {
     "capacity": 1,
+    "fractional": 1,
     "shift": 0,
     "first": 0,
     "last": 0,
@@ -59,7 +60,7 @@ def arguments(name, parameters, lengths, addresses):
 def test_all_are_seen():
     found = dict(entries())
     assert {"threshold_forward", "threshold_backward", "threshold_loss"} <= found.keys()
-    assert {"select_slots", "solve_isotonic", "argsort_descending"} <= found.keys()
+    assert {"select_slots", "choose_lam", "solve_isotonic", "argsort_descending"} <= found.keys()
     assert len(found) >= 16
 
 

@@ -1,0 +1,156 @@
+"""The rows of ``test_batches`` in slots, their values, and the lam chosen for them: calls of the core.
+
+Against the same float64, with and without the core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+
+import sparsetopk
+from sparsetopk import _core as core
+from test_batches import EPS32, PS, batch, expected
+
+jax = pytest.importorskip("jax")
+st = pytest.importorskip("sparsetopk.jax")
+
+from jax_ways import in_xla_operations
+from sparsetopk.jax._solvers import ffi
+
+every_p = pytest.mark.parametrize("p", PS)
+every_way = pytest.mark.parametrize("way", ["core", "XLA operations"])
+OPTIONS = {"mask": {}, "two-sided": {"two_sided": True}, "debiased": {"magnitude": True}}
+every_kind = pytest.mark.parametrize("kind", OPTIONS)
+
+
+def computed(f, way, *arrays):
+    """f of float32 arrays, in float64."""
+    if way == "core" and not ffi.available():
+        pytest.skip("the core was built without its handlers for XLA")
+    with contextlib.nullcontext() if way == "core" else in_xla_operations():
+        found = jax.jit(f)(*(jax.numpy.asarray(v, np.float32) for v in arrays))
+    return [np.asarray(v, np.float64 if v.dtype == np.float32 else None) for v in found]
+
+
+def vjp(kind, p, at, dy):
+    """In float64, by NumPy."""
+    if kind == "debiased":
+        return sparsetopk.topk_mag_vjp(at.x, at.k, at.lam, dy=dy, p=p)
+    return sparsetopk.topk_mask_vjp(at.x, at.k, at.lam, dy=dy, p=p, **OPTIONS[kind])
+
+
+@every_way
+@every_p
+@every_kind
+def test_slots_of_jax(kind, p, way):
+    """Values, indices, and what is left out, with the cotangents of x of both."""
+    at, want, capacity = batch(kind, p, 33), expected(kind, p, 33), 12
+    of_values, of_dropped = at.g[:, :capacity], at.g[:, -1]
+
+    def both(x, k, lam, of_values, of_dropped):
+        def slots(x):
+            found = st.topk_select(x, k, lam, p=p, capacity=capacity, **OPTIONS[kind])
+            return (found.values, found.dropped), found.indices
+
+        (values, dropped), pull, indices = jax.vjp(slots, x, has_aux=True)
+        return values, indices, dropped, *pull((of_values, of_dropped))
+
+    values, indices, dropped, dx = computed(both, way, at.x, at.k, at.lam, of_values, of_dropped)
+    assert (np.diff(indices, axis=-1) > 0).all()
+    has_slot = np.zeros(at.x.shape, bool)
+    np.put_along_axis(has_slot, indices, True, axis=-1)
+    e = max(1.0, 1 / (p - 1))
+    scale = e * (1 + np.abs(at.x).max(-1, keepdims=True))
+    close = 256 * EPS32 * scale
+    assert (np.abs(values - np.take_along_axis(want.y, indices, -1)) <= close).all()
+    size = np.abs(want.y)
+    least = np.where(has_slot, size, np.inf).min(-1, keepdims=True)
+    assert (has_slot | (size <= least + 2 * close)).all()  # those without a slot are smaller
+    left_out = np.where(has_slot, 0.0, size).sum(-1)
+    assert (left_out > 0).mean() > 0.2
+    assert (np.abs(dropped - left_out) <= 33 * close[:, 0]).all()
+    g = np.where(has_slot, 0.0, np.sign(want.y) * of_dropped[:, None])
+    np.put_along_axis(g, indices, of_values, axis=-1)
+    rows = want.clear[:, 0]
+    steep = scale * e * (1 + 1 / at.lam) * np.abs(at.g).sum(-1, keepdims=True)
+    error = np.abs(dx - vjp(kind, p, at, g).x)[rows] / (EPS32 * steep)[rows]
+    assert error.max() <= 4096, (error.max(), np.argwhere(error > 4096)[:5].tolist())
+
+
+@every_way
+@every_p
+@pytest.mark.parametrize("kind", ["mask", "two-sided"])
+def test_values_of_jax(kind, p, way):
+    """<x, y> - R(y), and its gradient, which is y."""
+    at, y = batch(kind, p, 33), expected(kind, p, 33).y
+    both = jax.vmap(
+        jax.value_and_grad(lambda x, k, lam: st.topk_value(x, k, lam, p=p, **OPTIONS[kind]))
+    )
+    value, slope = computed(both, way, at.x, at.k[:, 0], at.lam[:, 0])
+    r = y**p + (1 - y) ** p if kind == "two-sided" else y**p
+    want = (at.x * y - at.lam / p * r).sum(-1)
+    size = (np.abs(at.x) + at.lam).sum(-1)
+    error = np.abs(value - want) / (EPS32 * size)
+    assert error.max() <= 16, error.max()
+    close = 256 * EPS32 * max(1.0, 1 / (p - 1)) * (1 + np.abs(at.x).max(-1, keepdims=True))
+    assert (np.abs(slope - y) <= close).all()
+
+
+def by_jax(way):
+    def choose(x, k, **options):
+        return computed(lambda x, k: (st.choose_lam(x, k, **options),), way, x, k)[0]
+
+    return choose
+
+
+def by_torch(x, k, **options):
+    torch = pytest.importorskip("torch")
+    st = pytest.importorskip("sparsetopk.torch")
+    return st.choose_lam(torch.tensor(x, dtype=torch.float32), torch.tensor(k), **options).numpy()
+
+
+def by_numpy(x, k, **options):
+    return sparsetopk.choose_lam(x.astype(np.float32), k, **options)
+
+
+CHOICES = {"JAX": by_jax("core"), "XLA": by_jax("XLA operations"), "torch": by_torch} | {
+    "NumPy": by_numpy
+}
+
+
+@every_p
+@every_kind
+@pytest.mark.parametrize("by", CHOICES)
+def test_a_chosen_lam_is_the_smallest(kind, p, by):
+    """By the number of entries of float64 output that are fractional, a little above it and below."""
+    at = batch(kind, p, 33)
+    some = (at.k > 0) & (at.k < 33)
+    x, k = at.x[some[:, 0]], at.k[some[:, 0]]
+    lam = CHOICES[by](x, k, p=p, **OPTIONS[kind])
+
+    def fractional(lam):
+        if kind == "debiased":
+            y = sparsetopk.topk_mag(x, k, lam, p=p, debias=False)
+            # An entry that stands alone solves y = S((|x| - y)/lam); one of the block has less.
+            alone = sparsetopk.topk_mag(x, 33, lam, p=p, debias=False)
+            return ((y != 0) & (np.abs(y) < (1 - 1e-9) * np.abs(alone))).sum(-1)
+        y = sparsetopk.topk_mask(x, k, lam, p=p, **OPTIONS[kind])
+        return ((y > 0) & (y < 1)).sum(-1)
+
+    enough, too_few = fractional(1.0001 * lam) >= 8, fractional(0.999 * lam) < 8
+    assert enough.all(), (1 - enough.mean(), np.argwhere(~enough)[:5].tolist())
+    assert too_few.all(), (1 - too_few.mean(), np.argwhere(~too_few)[:5].tolist())
+
+
+@every_p
+@every_kind
+def test_the_core_chooses_what_array_operations_do(kind, p, monkeypatch):
+    at = batch(kind, p, 33)
+    x, k = at.x[:2000], at.k[:2000]
+    found = sparsetopk.choose_lam(x, k, p=p, **OPTIONS[kind])
+    monkeypatch.setattr(core, "native", None)
+    want = sparsetopk.choose_lam(x, k, p=p, **OPTIONS[kind])
+    np.testing.assert_allclose(found, want, rtol=1e-7)
