@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -148,9 +148,10 @@ class Spread:
 
     def packed(self, by: Callable[[Segment], Any], dtype: Any) -> Spread:
         """Arrays of one device put together where they have the same key, in this dtype: so a program
-        for many of them is no longer than for a few."""
+        for many of them is no longer than for a few. Those that are sharded alike come one after the
+        other."""
         groups: dict[Any, list[Segment]] = {}
-        for (segment,) in self.segments:
+        for segment in sorted((segment for (segment,) in self.segments), key=lambda s: s.own):
             groups.setdefault(by(segment), []).append(segment)
         row = replace(self, segments=tuple(map(tuple, groups.values())))
         return replace(row, parts=row.pack([v.astype(dtype) for v in self.parts]).parts)
@@ -165,13 +166,18 @@ class Spread:
         found: dict[int, Array] = {}
         # As the result of a choice they are computed once, before they are cut up: else XLA compiles
         # (and runs) the whole computation anew for every array.
-        pieces = Pieces(
-            lax.cond(jnp.isnan(pivot[0]), lambda v: v * jnp.nan, lambda v: v, v)
-            for v in pieces.parts
-        )
         for piece, of in zip(pieces.parts, self.segments, strict=True):
-            for s, v in zip(of, jnp.split(piece, _ends(of)[:-1]), strict=True):
-                found[s.order] = saturated(v.reshape(s.shape), s.dtype)
+            dtypes = {s.dtype for s in of}
+            dtype = dtypes.pop() if len(dtypes) == 1 else piece.dtype
+            whole = lax.cond(
+                jnp.isnan(pivot[0]),
+                lambda v, to=dtype: (v * jnp.nan).astype(to),
+                lambda v, to=dtype: saturated(v, to),
+                piece,
+            )
+            for s, v in zip(of, jnp.split(whole, _ends(of)[:-1]), strict=True):
+                v = v.reshape(s.shape)
+                found[s.order] = v if s.dtype == dtype else saturated(v, s.dtype)
         return [found[i] for i in range(len(found))]
 
     @property
@@ -189,7 +195,9 @@ class Spread:
         if all(set(s.own) == set(axes) for s in of):
             return list(values)
         first = jnp.asarray(_shards(axes, of)[1])[lax.axis_index(axes)]
-        counted = _repeated(first, of)
+        runs = [list(run) for _, run in groupby(range(len(of)), key=lambda i: of[i].own)]
+        sizes = [sum(of[i].size for i in run) for run in runs]
+        counted = _repeated([first[run[0]] for run in runs], sizes)
         return [jnp.where(counted, v, jnp.zeros((), v.dtype)) for v in values]
 
     def _together(
@@ -254,13 +262,14 @@ class Spread:
         for flag, count, of in zip(flags.parts, running, self.segments, strict=True):
             by = offsets[begin : begin + len(of)]
             begin += len(of)
-            found.append((count + _repeated(by, of)).reshape(flag.shape) - flag)
+            each = _repeated(list(by), [s.size for s in of])
+            found.append((count + each).reshape(flag.shape) - flag)
         return Pieces(found)
 
 
-def _repeated(each: Array, of: Sequence[Segment]) -> Array:
-    """A number of every array for all of its entries."""
-    return jnp.concatenate([jnp.broadcast_to(each[i], s.size) for i, s in enumerate(of)])
+def _repeated(each: Sequence[Array], sizes: Sequence[int]) -> Array:
+    """Every number as often as its size says."""
+    return jnp.concatenate(list(map(jnp.broadcast_to, each, sizes)))
 
 
 def _others(axes: Axes, segment: Segment) -> Axes:
