@@ -346,6 +346,70 @@ XLA_FFI_DEFINE_HANDLER(value_handler, translated(value),
                            .Attr<std::int32_t>("op")
                            .Attr<double>("exponent"));
 
+// Class indices for the core. One that is no class is ignored by it; its rows are in ``bad``.
+std::vector<std::int64_t> labels_of(const AnyBuffer& labels, std::size_t n, std::int64_t ignored,
+                                    std::vector<std::size_t>& bad) {
+  const auto read = [&](const auto* from) {
+    std::vector<std::int64_t> found(from, from + labels.element_count());
+    for (std::size_t i = 0; i < found.size(); ++i)
+      if (found[i] != ignored && (found[i] < 0 || std::size_t(found[i]) >= n)) found[i] = ignored, bad.push_back(i);
+    return found;
+  };
+  if (labels.element_type() == DataType::S32) return read(labels.typed_data<std::int32_t>());
+  return read(labels.typed_data<std::int64_t>());
+}
+
+// A row of NaN.
+void spoil(const AnyBuffer& rows, std::size_t row, std::size_t n) {
+  const auto fill = [&](auto* to, auto nan) { std::fill(to + row * n, to + (row + 1) * n, nan); };
+  if (rows.element_type() == DataType::F32) return fill(rows.typed_data<float>(), std::nanf(""));
+  if (rows.element_type() == DataType::F64) return fill(rows.typed_data<double>(), std::nan(""));
+  const bool half = rows.element_type() == DataType::F16;
+  fill(static_cast<std::uint16_t*>(rows.untyped_data()), std::uint16_t(half ? 0x7e00 : 0x7fc0));
+}
+
+// The loss of every row for its label, and its gradient y - t; NaN where the label is no class.
+Error label_loss(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, AnyBuffer labels, Result found,
+                 Result slope, std::int32_t op, double exponent, std::int64_t ignored, bool spread) {
+  const Rows rows(x);
+  Checker check;
+  check_problem(check, rows, x, whole, frac, lam, op);
+  check.dtype("labels", labels, {DataType::S32, DataType::S64});
+  check.shape("labels", labels, rows.per_row);
+  check_numbers(check, rows, "value", *found);
+  check.dtype("slope", *slope, {x.element_type()});
+  check.shape("slope", *slope, rows.shape);
+  check.require(op == int(Operator::mask) || op == int(Operator::two_sided), "op", "be 0 or 3", std::to_string(op));
+  if (!check.passed()) return check.error();
+
+  Numbers numbers(rows.count, whole, frac, lam);
+  std::vector<double> values(rows.count);
+  std::vector<std::size_t> bad;
+  const std::vector<std::int64_t> classes = labels_of(labels, rows.n, ignored, bad);
+  loss(numbers.of(rows, x, op, exponent, false), {classes.data(), ignored, spread, nullptr}, slope->untyped_data(),
+       values.data());
+  for (const std::size_t row : bad) {
+    values[row] = std::nan("");
+    spoil(*slope, row, rows.n);
+  }
+  store(*found, rows.count, [&](std::size_t i) { return values[i]; });
+  return Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(label_loss_handler, translated(label_loss),
+                       ffi::Ffi::Bind()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Arg<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Ret<AnyBuffer>()
+                           .Attr<std::int32_t>("op")
+                           .Attr<double>("exponent")
+                           .Attr<std::int64_t>("ignored")
+                           .Attr<bool>("spread"));
+
 // Rows to threads, some at a time, so that a short row costs no more than it must.
 struct SlotsOfRows {
   Dtype dtype;
@@ -562,6 +626,7 @@ const Handler handlers[] = {
     {"sparsetopk_threshold", reinterpret_cast<void*>(threshold_handler)},
     {"sparsetopk_threshold_backward", reinterpret_cast<void*>(threshold_backward_handler)},
     {"sparsetopk_value", reinterpret_cast<void*>(value_handler)},
+    {"sparsetopk_label_loss", reinterpret_cast<void*>(label_loss_handler)},
     {"sparsetopk_largest", reinterpret_cast<void*>(select_largest_handler)},
     {"sparsetopk_select", reinterpret_cast<void*>(select_solved_handler)},
     {"sparsetopk_select_backward", reinterpret_cast<void*>(select_pulled_handler)},

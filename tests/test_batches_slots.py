@@ -99,6 +99,43 @@ def test_values_of_jax(kind, p, way):
     assert (np.abs(slope - y) <= close).all()
 
 
+@every_way
+@every_p
+@pytest.mark.parametrize("kind", ["mask", "two-sided"])
+def test_losses_of_jax(kind, p, way):
+    """f(x, 1_k) - <x, t> + R(t) for a label that is filled up evenly, and its gradient y - t; of rows that
+    are left out there is none."""
+    at, y = batch(kind, p, 33), expected(kind, p, 33).y
+    labels = np.random.default_rng(0).integers(33, size=len(y))
+    labels[::10] = -100
+    some = (at.k[:, 0] >= 1) & (labels >= 0)
+
+    def both(x, k, lam):
+        def loss(x):
+            options = {"p": p, "reduction": "none"} | OPTIONS[kind]
+            return st.topk_loss(x, jax.numpy.asarray(labels), k, lam, **options)
+
+        value, pull = jax.vjp(loss, x)
+        return value, *pull(jax.numpy.ones_like(value))
+
+    k = np.maximum(at.k, np.float32(1))
+    value, slope = computed(both, way, at.x, k, at.lam)
+    t = np.broadcast_to((k - 1) / 32, y.shape).copy()
+    np.put_along_axis(t, np.maximum(labels, 0)[:, None], 1.0, axis=-1)
+
+    def r(y):
+        return (y**p + (1 - y) ** p if kind == "two-sided" else y**p) * at.lam / p
+
+    want = (at.x * (y - t) - r(y) + r(t)).sum(-1)
+    size = (np.abs(at.x) + at.lam).sum(-1)
+    error = (np.abs(value - want) / (EPS32 * size))[some]
+    assert error.max() <= 32, error.max()
+    close = 256 * EPS32 * max(1.0, 1 / (p - 1)) * (1 + np.abs(at.x).max(-1, keepdims=True))
+    assert (np.abs(slope - (y - t)) <= close)[some].all()
+    assert not value[::10].any()
+    assert not slope[::10].any()
+
+
 def by_jax(way):
     def choose(x, k, **options):
         return computed(lambda x, k: (st.choose_lam(x, k, **options),), way, x, k)[0]

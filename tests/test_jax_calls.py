@@ -91,6 +91,7 @@ def test_only_what_a_platform_uses_is_traced():
             ["select", "select_backward"],
         ),
         (lambda x: st.topk_value(x, 5, 0.1), ["value"]),
+        (jax.grad(lambda x: st.topk_loss(x, np.arange(8), 5)), ["label_loss"]),
     ):
         text = jax.jit(f).lower(long).as_text()
         assert sorted(re.findall(r"@sparsetopk_(\w+)\(", text)) == names

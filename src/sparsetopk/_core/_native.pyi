@@ -139,6 +139,22 @@ def threshold_loss(
     /,
 ) -> tuple[int, float]: ...
 def select_slots(dtype: int, rows: int, n: int, y: int, capacity: int, indices: int, /) -> None: ...
+def choose_lam(
+    op: int,
+    exponent: float,
+    dtype: int,
+    rows: int,
+    n: int,
+    row_stride: int,
+    x: int,
+    k: int,
+    k_stride: int,
+    fractional: int,
+    least: float,
+    lam: int,
+    threads: int,
+    /,
+) -> None: ...
 def solve_isotonic(
     phi: int, exponent: float, rows: int, n: int, s: int, w: int, lam: int, d: int, block: int, /
 ) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from .._rows.arguments import (
     is_readable,
     row_length,
 )
-from .._rows.calls import RowCall
+from .._rows.calls import RowCall, derivative_of
 from .._rows.compiled import compiled, scalars
 from .._rows.promotion import promoting
 from .._rows.threshold import TopKSetting, hard_mask, in_core, relaxed, solve_topk
@@ -309,9 +310,89 @@ def _losses(
     setting: _LossSetting,
 ) -> tuple[Array, Array]:
     """Of every row, and its weight, in the dtype of the computation."""
+    plain = setting.completion != "best" and not setting.label_smoothing
+    if plain and _are_indices(targets) and setting.of_value.axis_name is None and logits.size:
+        return _of_labels(logits, targets, k, lam, weight, axis, setting)
     of_rows = partial(_of_rows, axis=axis, setting=setting)
     # A backward keeps the logits, and not what is made of them.
     return jax.checkpoint(of_rows)(logits, targets, k, lam, weight)
+
+
+def _of_labels(
+    logits: Array,
+    labels: Array,
+    k: Array | Count,
+    lam: Array,
+    weight: Array | None,
+    axis: int,
+    setting: _LossSetting,
+) -> tuple[Array, Array]:
+    """The same for class indices: the loss and its slope are one call; a backward keeps the slope."""
+    rows, wide = Rows("logits", logits, axis), labels.dtype.itemsize == 8
+    labels = labels[..., None].astype(jnp.int64 if wide else jnp.int32)
+    lam, static = rows.per_row(lam), setting._asdict()
+    del static["label_smoothing"]
+    loss, _ = _label_loss(rows.data, *rows.split(k), lam, labels, **static)
+    counted = (labels != setting.ignored).astype(lam.dtype)
+    if weight is not None:
+        is_class = (labels >= 0) & (labels < rows.n)
+        found = weight.astype(lam.dtype)[jnp.clip(labels, 0, rows.n - 1)]
+        counted = jnp.where(counted == 0, 0.0, jnp.where(is_class, found, jnp.nan))
+    return loss.squeeze(-1), counted.squeeze(-1)
+
+
+def _label_loss_in_xla(
+    x: Array,
+    whole: Array,
+    frac: Array,
+    lam: Array,
+    labels: Array,
+    of_value: TopKSetting,
+    completion: Completion | None,
+    ignored: int,
+) -> tuple[Array, Array]:
+    """The loss and its slope, y - t, of rows."""
+    rows = Rows("logits", x, x.ndim - 1)
+    t, counted = _Targets.of(labels.squeeze(-1), rows, None, ignored)
+    assert counted is not None
+    k, dtype = Count(whole, frac), x.dtype
+    x = jnp.where(counted > 0, x.astype(t.dtype), 0.0)  # whatever a row that is left out holds
+    loss, t = _fenchel_young(x, t, k, lam, _LossSetting(of_value, completion, 0.0, ignored))
+    slope = (solve_topk(x, whole, frac, lam, of_value).y - t).astype(dtype)
+    return jnp.where(counted > 0, loss, 0.0), jnp.where(counted > 0, slope, 0.0)
+
+
+def _label_loss_in_core(
+    *at: Any, of_value: TopKSetting, completion: Completion | None, ignored: int
+) -> dict[str, Any] | None:
+    given = in_core(of_value)
+    return given and {
+        "op": given["op"],
+        "exponent": given["exponent"],
+        "ignored": np.int64(ignored),
+        "spread": np.bool_(completion == "spread"),
+    }
+
+
+_label_loss = RowCall(
+    "label_loss",
+    lambda x, *at, **_: [(1, at[2].dtype), (x.shape[-1], x.dtype)],
+    _label_loss_in_xla,
+    _label_loss_in_core,
+)
+
+
+@_label_loss.def_jvp
+def _(at: Sequence[Array], tangents: Sequence[Any], **static: Any) -> Any:
+    dx, *others = tangents
+    if any(d is not None for d in others):  # in k and lam by the rules of what it is made of
+        return derivative_of(promoting(_label_loss_in_xla))(at, tangents, **static)
+    loss, slope = _label_loss(*at, **static)
+    x, *numbers, labels = at
+    dtype, setting = loss.dtype, static["of_value"]
+    moved = tangent_sum(slope.astype(dtype) * dx.astype(dtype))
+    _, dy = jax.jvp(lambda x: solve_topk(x, *numbers, setting).y, (x,), (dx,))
+    return (loss, slope), (moved, jnp.where(labels == static["ignored"], 0.0, dy).astype(x.dtype))
 
 
 def _of_rows(
@@ -334,22 +415,24 @@ def _of_rows(
         weights = jnp.where(weights == 0, 0.0, found)
     if x.size == 0:
         return x.sum(axis=-1), weights.squeeze(-1)
-    loss = _fenchel_young(x, t, rows.split(k), lam, setting)
+    loss, _ = _fenchel_young(x, t, rows.split(k), lam, setting)
     return loss.squeeze(-1), weights.squeeze(-1)
 
 
-def _fenchel_young(x: Array, t: Array, k: Count, lam: Array, setting: _LossSetting) -> Array:
-    """The loss of every row, (..., 1)."""
+def _fenchel_young(
+    x: Array, t: Array, k: Count, lam: Array, setting: _LossSetting
+) -> tuple[Array, Array]:
+    """The loss of every row, (..., 1), and what x is compared with."""
     reg, whole = setting.of_value.kind.reg(xp), xp.over(setting.of_value.axis_name)
 
     def of_top_k(x: Array, k: Count) -> Array:
         return value_of_rows(x, *k, lam, setting.of_value)
 
     if setting.completion == "best":
-        return of_top_k(x, k) - _value.best(whole, x, t, k, lam, reg, of_top_k)
+        return of_top_k(x, k) - _value.best(whole, x, t, k, lam, reg, of_top_k), t
     if setting.label_smoothing:
         t = _value.smoothed(whole, x, t, setting.label_smoothing)
     added: Any = 0.0
     if setting.completion == "spread":
         t, added = _value.filled(whole, x, t, k, lam, reg)
-    return of_top_k(x, k) - _value.inner(whole, x, t) + added
+    return of_top_k(x, k) - _value.inner(whole, x, t) + added, t
