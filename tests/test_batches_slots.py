@@ -103,8 +103,10 @@ def test_values_of_jax(kind, p, way):
 @every_p
 @pytest.mark.parametrize("kind", ["mask", "two-sided"])
 def test_losses_of_jax(kind, p, way):
-    """f(x, 1_k) - <x, t> + R(t) for a label that is filled up evenly, and its gradient y - t; of rows that
-    are left out there is none."""
+    """f(x, 1_k) - <x, t> + R(t) for a label that is filled up evenly, and its gradient y - t.
+
+    Rows that are left out have none.
+    """
     at, y = batch(kind, p, 33), expected(kind, p, 33).y
     labels = np.random.default_rng(0).integers(33, size=len(y))
     labels[::10] = -100
