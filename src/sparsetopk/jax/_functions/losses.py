@@ -112,7 +112,7 @@ def _value_jvp(
     dx, _, dk, dlam = (None if isinstance(d, SymbolicZero) else d for d in tangents)
     y, pivot, delta = solve_topk(x, whole, frac, lam, setting)
     value = value_of_rows(x, whole, frac, lam, setting)
-    if dk is None and dlam is None:  # what rows are made of has no part in it
+    if dx is not None and dk is None and dlam is None:  # what rows are made of has no part in it
         return value, tangent_sum(y * dx, setting.axis_name)
     rows = relaxed(x, Count(whole, frac), lam, State(pivot, delta), setting)
     return value, _value.tangent(rows, y, dx, dk, dlam)

@@ -111,7 +111,8 @@ def _tangent(*at: Array, setting: TopKSetting, moves: tuple[bool, ...]) -> tuple
 
 def _signs_left_out(state: Sequence[Array], indices: Array, setting: TopKSetting) -> Array:
     """The signs of the entries of y that have no slot, 0 for others; y is found again."""
-    y = lax.stop_gradient(solve_topk(*state[:4], setting).y)
+    x, whole, frac, lam = state[:4]
+    y = lax.stop_gradient(solve_topk(x, whole, frac, lam, setting).y)
     return jnp.where(_without_slot(y, indices), jnp.sign(y), 0.0).astype(y.dtype)
 
 
