@@ -388,10 +388,10 @@ def _(at: Sequence[Array], tangents: Sequence[Any], **static: Any) -> Any:
     if any(d is not None for d in others):  # in k and lam by the rules of what it is made of
         return derivative_of(promoting(_label_loss_in_xla))(at, tangents, **static)
     loss, slope = _label_loss(*at, **static)
-    x, *numbers, labels = at
+    x, whole, frac, lam, labels = at
     dtype, setting = loss.dtype, static["of_value"]
     moved = tangent_sum(slope.astype(dtype) * dx.astype(dtype))
-    _, dy = jax.jvp(lambda x: solve_topk(x, *numbers, setting).y, (x,), (dx,))
+    _, dy = jax.jvp(lambda x: solve_topk(x, whole, frac, lam, setting).y, (x,), (dx,))
     return (loss, slope), (moved, jnp.where(labels == static["ignored"], 0.0, dy).astype(x.dtype))
 
 
