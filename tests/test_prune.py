@@ -334,6 +334,22 @@ def test_compile(scope):
         pruner.step()
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.compiler, "is_exporting"), reason="torch before 2.7 does not tell exports"
+)
+@pytest.mark.parametrize("scope", SCOPES)
+def test_export_while_pruned(scope):
+    model = mlp()
+    prune(model, 0.2, 0.1, scope=scope)
+    x = data()[0]
+    exported = torch.export.export(model, (x,)).module()
+    torch.testing.assert_close(exported(x), model(x))
+    torch.testing.assert_close(
+        torch.autograd.grad(exported(x).square().sum(), list(exported.parameters())),
+        torch.autograd.grad(model(x).square().sum(), list(model.parameters())),
+    )
+
+
 def test_a_schedule_does_not_compile_again():
     model = mlp()
     pruner = prune(model, 0.2, 0.1, schedule=[KeepSchedule(20), LamSchedule(20)])

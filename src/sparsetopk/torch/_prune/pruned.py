@@ -146,7 +146,7 @@ class Group:
     def output(self, index: int, w: Tensor) -> Tensor:
         """The pruned weights of a member, whose own are w."""
         originals = [w] if len(self.members) == 1 else self.originals
-        if torch.compiler.is_compiling() and len(originals) > 1:
+        if _in_graph() and len(originals) > 1:
             return self.solved_outside(index)
         if not is_plain() or not all(isinstance(x, torch.nn.Parameter) for x in originals):
             return self.evaluate(originals)[index]
