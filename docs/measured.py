@@ -275,9 +275,9 @@ WHY = {  # what is to be known of a task, and why a rival is better where it is
     "10,000 images to train with, 2,000 for validation and 5,000 to test. Cross-entropy has "
     "a gradient for every class at any distance; a relaxed mask only for classes about lam "
     "from the boundary. So lam has to be of the size of the logits: the top-k losses were "
-    "best at lam = 30, the largest that was tried, and those with lam = 1, which ours with "
-    "six settings has, are far behind. Straight through, all are worse than the masks "
-    "themselves.",
+    "best at lam = 30, the largest that was tried and the default since, and those with "
+    "lam = 1, which ours with six settings has, are far behind. Straight through, all are "
+    "worse than the masks themselves.",
     "top-5-noisy": "Where one label in 2.5 is wrong, but of the same superclass, a loss that asks for "
     "five classes pays: the top-k losses are the best, and cross-entropy, which is best without "
     "noise, is behind them. Again lam = 30 was best, the largest that was tried, and lam = 1, "

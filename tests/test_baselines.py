@@ -122,6 +122,18 @@ def test_lapsum_solves_its_equation(lam, k):
     torch.testing.assert_close(lapsum_mask(x, k, lam), laplace((x - tau) / lam), atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("f", [lapsum_mask, binary_entropy_topk_mag])
+def test_wide_gaps_are_hard_without_a_derivative(f):
+    x = torch.arange(6.0, dtype=torch.float64).add(1).requires_grad_()
+    y = f(x, 2, 1e-4)
+    torch.testing.assert_close(
+        y, hard_topk_mag(x, 2) if f is binary_entropy_topk_mag else (x > 4.5).to(x)
+    )
+    (slope,) = torch.autograd.grad(y.square().sum(), x)
+    expected = 2 * y if f is binary_entropy_topk_mag else torch.zeros_like(x)
+    torch.testing.assert_close(slope, expected.detach())
+
+
 @pytest.mark.parametrize("f", [lapsum_mask, sinkhorn_mask, dftopk_mask])
 def test_derivatives_of_masks(f):
     x = rows(4, 7).requires_grad_()

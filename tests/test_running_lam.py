@@ -114,6 +114,20 @@ def test_errors(options, message):
         RunningLam(**options)
 
 
+def test_auto_is_a_running_lam_and_short_rows_are_not_asked_for_more_than_they_have():
+    layer = TokenSelector(2, 4, "auto", scorer=torch.nn.Linear(4, 1, bias=False))
+    assert "lam=RunningLam(target=8)" in repr(layer)
+    x = torch.randn(50, 6, 4, generator=torch.Generator().manual_seed(0))
+    for _ in range(200):
+        layer(x)
+    assert layer.lam.value < 100  # 8 of 6 tokens would have taken it to 1e7
+    assert 3.5 < layer.statistics()["competing"] < 5.5
+    with pytest.raises(
+        ValueError, match="lam must be a number, a tensor, a RunningLam or 'auto', got"
+    ):
+        TopKMask(3, "running")
+
+
 HARD = (1e-6, "0 of 20 entries compete on average of 50 rows with lam=1e-06; it is hard in effect")
 ALL = (1e3, "20 of 20 entries compete on average of 50 rows with lam=1000; take a smaller lam")
 

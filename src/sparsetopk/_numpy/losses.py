@@ -211,7 +211,7 @@ def topk_loss(
     logits: ArrayLike,
     targets: ArrayLike,
     k: ArrayLike,
-    lam: ArrayLike = 1.0,
+    lam: ArrayLike = 30.0,
     *,
     p: float = 2.0,
     two_sided: bool = False,
@@ -237,6 +237,10 @@ def topk_loss(
       (:math:`t'_i = t_i + (1 - t_i)(k - \sum t)/(n - \sum t)`), and R(t') is added. Convex.
     - ``"best"``: subtracts the best value that selects all the labels, whatever else it selects.
       Zero exactly when they are fully selected; not convex for k > 1; no soft targets.
+
+    ``lam`` is compared with logits: they grow until a label is about lam above the others. With the
+    default they are about as large as cross-entropy makes them; a smaller lam needs logits that start
+    near 0 and a learning rate that is smaller by the same factor (see the page on losses).
 
     The rest is as in PyTorch's cross-entropy, but that the classes are last by default:
 
@@ -273,7 +277,7 @@ def topk_loss_vjp(
     logits: ArrayLike,
     targets: ArrayLike,
     k: ArrayLike,
-    lam: ArrayLike = 1.0,
+    lam: ArrayLike = 30.0,
     *,
     dy: ArrayLike = 1.0,
     **options: Unpack[LossOptions],

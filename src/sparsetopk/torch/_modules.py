@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,6 +34,9 @@ class _Exact(torch.nn.Module):
         return self
 
 
+_AT_MOST = 0.75  # of the entries of a row
+
+
 class RunningLam(_Exact):
     r"""A lam that keeps about ``target`` entries of a row competing while a model trains.
 
@@ -41,7 +44,8 @@ class RunningLam(_Exact):
 
     after every forward in ``train()``, with the number of entries that were fractional, on average over
     the rows. As scores spread in training, a lam that stays the same lets fewer and fewer compete.
-    Give it as ``lam`` to a module; modules that share it must be called equally often.
+    Give it as ``lam`` to a module, or ``lam="auto"`` for one with these defaults; modules that share it
+    must be called equally often. At most 3/4 of the entries are asked for.
 
     The target goes to ``final`` in so many ``steps``, in equal ratios. lam and the step are buffers, so
     that training goes on as it was from a state dict. With a ``group``, counts are those of all ranks.
@@ -91,18 +95,25 @@ class RunningLam(_Exact):
     @torch.no_grad()
     def observe(self, competing: Tensor, rows: float) -> None:
         """Move lam, after so many rows of which entries competed as the flags say."""
-        count = competing.sum().to(self.log_lam)
+        count, seen = competing.sum().to(self.log_lam), float(competing.numel())
         if (shared := check_group(self.group)) is not None:
-            count, rows = shared.sum(torch.stack([count, torch.full_like(count, rows)])).tolist()
+            own = torch.stack([count, torch.full_like(count, rows), torch.full_like(count, seen)])
+            count, rows, seen = shared.sum(own).tolist()
         if rows:
             # Where none competes, lam grows by a factor that does not depend on how many rows there are.
             mean = (torch.zeros_like(self.log_lam) + count / rows).clamp(min=0.1)
-            move = self.rate * (self.current_target / mean).log()
+            # A target that rows are too short for would let lam grow for ever.
+            target = self.current_target.clamp(max=_AT_MOST * seen / rows)
+            move = self.rate * (target / mean).log()
             self.log_lam.copy_(self.log_lam + move)
         self.step.add_(1)
 
     def extra_repr(self) -> str:
         return f"target={self.target:g}"
+
+
+Lam: TypeAlias = Number | RunningLam | Literal["auto"]
+"""What a module takes for lam; "auto" is a ``RunningLam`` with its defaults."""
 
 
 class Module(_Exact):
@@ -112,10 +123,12 @@ class Module(_Exact):
     k: Number
     lam: Number | RunningLam
 
-    def __init__(self, k: Number, lam: Number | RunningLam, **options: Any) -> None:
+    def __init__(self, k: Number, lam: Lam, **options: Any) -> None:
         super().__init__()
         self._keep("k", k)
-        self._keep("lam", lam)
+        if isinstance(lam, str) and lam != "auto":
+            raise ValueError(f"lam must be a number, a tensor, a RunningLam or 'auto', got {lam!r}")
+        self._keep("lam", RunningLam() if isinstance(lam, str) else lam)
         self.options = options
 
     def within(self, n: int) -> Number:
@@ -165,9 +178,7 @@ class _Counted(NamedTuple):
 class HardenedModule(Module):
     """A module that may be hard in evaluation mode."""
 
-    def __init__(
-        self, k: Number, lam: Number | RunningLam, *, hard_eval: bool, **options: Any
-    ) -> None:
+    def __init__(self, k: Number, lam: Lam, *, hard_eval: bool, **options: Any) -> None:
         super().__init__(k, lam, **options)
         self.hard_eval = hard_eval
         self._forwards = 0  # in training

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from .._checks import check_choice, check_positive_int
 from ._functions.operators import topk, topk_mag
-from ._modules import Operator, RunningLam
-from ._rows.arguments import Number, check_float_tensor
+from ._modules import Lam, Operator
+from ._rows.arguments import check_float_tensor
 
 Kind: TypeAlias = Literal["topk", "abstopk", "batchtopk"]
 # What each is called in SAELens; there a batch top-k is a threshold, once it is trained.
@@ -51,7 +51,7 @@ class TopKSAE(Operator):
         dim: int,
         latents: int,
         k: int,
-        lam: Number | RunningLam = 0.1,
+        lam: Lam = 0.1,
         *,
         kind: Kind = "topk",
         p: float = 2.0,

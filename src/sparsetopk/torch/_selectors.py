@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from .._checks import check_positive_int
 from .._maths.select import check_slots, default_capacity
 from ._functions.operators import topk_mask
-from ._modules import HardenedModule, RunningLam
-from ._rows.arguments import Number, check_float_tensor
+from ._modules import HardenedModule, Lam
+from ._rows.arguments import check_float_tensor
 
 
 class _Selector(HardenedModule):
@@ -28,7 +28,7 @@ class _Selector(HardenedModule):
     def __init__(
         self,
         k: int,
-        lam: Number | RunningLam,
+        lam: Lam,
         *,
         p: float,
         capacity: int | None = None,
@@ -98,7 +98,7 @@ class TokenSelector(_Selector):
         self,
         k: int,
         dim: int,
-        lam: Number | RunningLam = 1.0,
+        lam: Lam = 1.0,
         *,
         p: float = 2.0,
         capacity: int | None = None,
@@ -139,7 +139,7 @@ class PatchSelector(TokenSelector):
         k: int,
         patch: int,
         channels: int,
-        lam: Number | RunningLam = 1.0,
+        lam: Lam = 1.0,
         *,
         p: float = 2.0,
         capacity: int | None = None,
@@ -185,7 +185,7 @@ class TopKAttention(_Selector):
         dim: int,
         heads: int,
         k: int,
-        lam: Number | RunningLam = 1.0,
+        lam: Lam = 1.0,
         *,
         index_dim: int = 32,
         causal: bool = False,

@@ -209,7 +209,8 @@ def _of_distribution(x: Tensor, k: float, lam: float, distribution: _Distributio
     tau = increasing_root(
         LOOKS_ALWAYS, equation, lo, hi, start=start, tol=1e-14, unit=hi - lo, rows=rows
     ).best
-    slope = row_sum(density((now - tau) / lam)) / lam
+    # In a gap of a thousand lam all densities are 0, and so is the derivative.
+    slope = (row_sum(density((now - tau) / lam)) / lam).clamp_min(torch.finfo(torch.float64).tiny)
     # Two Newton steps from the root: each is right to one more order of derivatives.
     move = torch.zeros_like(tau)
     for _ in range(2):

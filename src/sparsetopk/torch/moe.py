@@ -21,7 +21,7 @@ from .._checks import check_choice
 from .._maths.select import default_capacity
 from ._functions.operators import topk_mask
 from ._functions.selection import check_capacity, is_hard, select_slots, topk_select
-from ._modules import HardenedModule, RunningLam
+from ._modules import HardenedModule, Lam, RunningLam
 from ._private import current_backward
 from ._rows.arguments import Number, check_float_tensor, is_plain, show
 from ._spread.groups import check_group
@@ -223,7 +223,7 @@ class _Router(HardenedModule):
     logits while training."""
 
     def __init__(
-        self, k: Number, lam: Number | RunningLam, *, noise: float, hard_eval: bool, **options: Any
+        self, k: Number, lam: Lam, *, noise: float, hard_eval: bool, **options: Any
     ) -> None:
         super().__init__(k, lam, hard_eval=hard_eval, **options)
         self.noise = noise
@@ -253,7 +253,7 @@ class ExpertChoice(_Router):
     def __init__(
         self,
         k: Number | None = None,
-        lam: Number | RunningLam = 0.1,
+        lam: Lam = 0.1,
         *,
         capacity_factor: float | None = None,
         p: float = 2.0,
@@ -317,7 +317,7 @@ class TokenChoice(_Router):
     def __init__(
         self,
         k: float = 1,
-        lam: Number | RunningLam = 0.1,
+        lam: Lam = 0.1,
         *,
         capacity_factor: float | None = 1.25,
         p: float = 2.0,

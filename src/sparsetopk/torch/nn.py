@@ -16,7 +16,7 @@ from .._types import Completion, Reduction
 from ._functions.losses import topk_loss
 from ._functions.operators import topk, topk_mag, topk_mask, topk_sign
 from ._functions.selection import Selection, check_capacity, is_hard, topk_select
-from ._modules import HardenedModule, Module, Operator, RunningLam
+from ._modules import HardenedModule, Lam, Module, Operator, RunningLam
 from ._rows.arguments import Dim, Number, entries
 from ._sae import TopKSAE
 from ._selectors import PatchSelector, SelectedTokens, TokenSelector, TopKAttention
@@ -52,7 +52,7 @@ class TopKMask(Operator):
     def __init__(
         self,
         k: Number,
-        lam: Number | RunningLam = 0.1,
+        lam: Lam = 0.1,
         *,
         p: float = 2.0,
         two_sided: bool = False,
@@ -81,7 +81,7 @@ class TopKMag(Operator):
     def __init__(
         self,
         k: Number,
-        lam: Number | RunningLam = 0.1,
+        lam: Lam = 0.1,
         *,
         p: float = 2.0,
         debias: bool = True,
@@ -102,7 +102,7 @@ class TopKSign(Operator):
     def __init__(
         self,
         k: Number,
-        lam: Number | RunningLam = 0.1,
+        lam: Lam = 0.1,
         *,
         p: float = 2.0,
         dim: Dim = -1,
@@ -127,7 +127,7 @@ class TopKSelect(HardenedModule):
     def __init__(
         self,
         k: Number,
-        lam: Number | RunningLam = 0.1,
+        lam: Lam = 0.1,
         *,
         p: float = 2.0,
         two_sided: bool = False,
@@ -177,7 +177,7 @@ class TopKLoss(Module):
     def __init__(
         self,
         k: Number = 3,
-        lam: Number = 1.0,
+        lam: Number = 30.0,
         *,
         p: float = 2.0,
         two_sided: bool = False,

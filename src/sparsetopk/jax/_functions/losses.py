@@ -122,7 +122,7 @@ def topk_loss(
     logits: Array,
     targets: Array,
     k: Number,
-    lam: Number = 1.0,
+    lam: Number = 30.0,
     *,
     p: float = 2.0,
     two_sided: bool = False,
@@ -150,6 +150,10 @@ def topk_loss(
     - ``"best"``: subtracts the best value that selects all the labels, whatever else it selects.
       Zero exactly when they are fully selected; not convex for k > 1; no soft targets.
 
+    ``lam`` is compared with logits: they grow until a label is about lam above the others. With the
+    default they are about as large as cross-entropy makes them; a smaller lam needs logits that start
+    near 0 and a learning rate that is smaller by the same factor (see the page on losses).
+
     The rest is as in PyTorch's cross-entropy, but that the classes are last by default:
 
     - ``reduction`` is "mean", "sum" or "none". Rows whose class index is ``ignore_index`` have no loss
@@ -162,7 +166,7 @@ def topk_loss(
     ``axis_name`` names the mesh axes over which the classes are sharded, inside ``shard_map``: class
     indices count those of the whole row, other targets and ``weight`` are sharded as the logits are.
 
-    >>> topk_loss(jnp.array([[5.0, 1.0, 0.0]]), jnp.array([0]), k=2, completion="best")
+    >>> topk_loss(jnp.array([[5.0, 1.0, 0.0]]), jnp.array([0]), k=2, lam=1.0, completion="best")
     Array(0., dtype=float32)
     """
     check_loss(completion, reduction, label_smoothing, ignore_index)

@@ -76,7 +76,7 @@ def topk_loss(
     logits: Tensor,
     targets: Tensor,
     k: Number,
-    lam: Number = 1.0,
+    lam: Number = 30.0,
     *,
     p: float = 2.0,
     two_sided: bool = False,
@@ -103,6 +103,10 @@ def topk_loss(
     - ``"best"``: subtracts the best value that selects all the labels, whatever else it selects.
       Zero exactly when they are fully selected; not convex for k > 1; no soft targets.
 
+    ``lam`` is compared with logits: they grow until a label is about lam above the others. With the
+    default they are about as large as cross-entropy makes them; a smaller lam needs logits that start
+    near 0 and a learning rate that is smaller by the same factor (see the page on losses).
+
     The rest is as in ``torch.nn.functional.cross_entropy``, but that the classes are last by
     default; under autocast too, where the loss is in float32:
 
@@ -113,7 +117,7 @@ def topk_loss(
     - ``weight`` has a number for every class: the loss of a row is multiplied by that of its label, or
       by :math:`\langle w, t \rangle / \sum t`, and the mean is the weighted one.
 
-    >>> topk_loss(torch.tensor([[5.0, 1.0, 0.0]]), torch.tensor([0]), k=2, completion="best")
+    >>> topk_loss(torch.tensor([[5.0, 1.0, 0.0]]), torch.tensor([0]), k=2, lam=1.0, completion="best")
     tensor(0.)
     """
     check_loss(completion, reduction, label_smoothing, ignore_index)
