@@ -229,18 +229,14 @@ def topk_loss(
     ``targets`` are class indices (integers, the shape of ``logits`` without the axis) or weights in
     [0, 1] in the shape of ``logits`` (one-hot, several labels, or soft).
 
-    With k greater than the sum of t, as for one label and k > 1, t is not in P(1_k): the paper's loss
-    (``completion=None``) then decreases without bound as all logits decrease together. Two
-    completions are invariant to that shift, and nonnegative; they take at most k labels:
+    ``lam`` is the unit of the logits: training ends with a label about lam above the others. With k
+    above the sum of t the paper's loss (``completion=None``) falls without bound as all logits fall;
+    two completions are invariant to that shift, and nonnegative, and take at most k labels:
 
     - ``"spread"``, the default: t is filled up to a sum of k, evenly on the classes that are not labels
       (:math:`t'_i = t_i + (1 - t_i)(k - \sum t)/(n - \sum t)`), and R(t') is added. Convex.
     - ``"best"``: subtracts the best value that selects all the labels, whatever else it selects.
       Zero exactly when they are fully selected; not convex for k > 1; no soft targets.
-
-    ``lam`` is compared with logits: they grow until a label is about lam above the others. With the
-    default they are about as large as cross-entropy makes them; a smaller lam needs logits that start
-    near 0 and a learning rate that is smaller by the same factor (see the page on losses).
 
     The rest is as in PyTorch's cross-entropy, but that the classes are last by default:
 
