@@ -275,11 +275,11 @@ WHY = {  # what is to be known of a task, and why a rival is better where it is
     "start, all are worse.",
     "pixels-50": "With more pixels to choose, what is annealed and the hard ramp are as good as each "
     "other; all of it was run after annealing had been made to end in the middle.",
-    "neighbours": "Scores are minus squared distances, which nothing holds to a scale: what is annealed "
-    "to a hundredth of its strength stops learning early, and was best at the largest strengths that "
-    "were tried. The loss is -log of the share of the label among nine; DFTopK, whose mask sums to "
-    "whatever it likes, makes it small by selecting more. Times were taken beside other work: that "
-    "of two-sided straight-through is chance.",
+    "neighbours": "Scores are minus squared distances, which nothing holds to a scale. What is annealed "
+    "is far behind what selects nine from the start, and most of it was best at large strengths: the "
+    "reverse of patches and pixels. Why has not been looked into. The loss is -log of the share of "
+    "the label among nine; DFTopK, whose mask need not sum to k, makes it small by selecting more. "
+    "Times were taken beside other work: that of two-sided straight-through is chance.",
     "top-5": "Features are those of ViT-S/14 at 56 pixels, class token and mean of the patches, of "
     "10,000 images to train with, 2,000 for validation and 5,000 to test. Cross-entropy has "
     "a gradient for every class at any distance; a relaxed mask only for classes about lam "
