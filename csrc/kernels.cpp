@@ -72,8 +72,10 @@ void forward(const Problem& problem, std::size_t begin, std::size_t end, void* y
     NormalGuess normal{Kind::kAbsolute};
     std::size_t read = 0;
     if constexpr (kHasLanes<Kind>)
-      if (fit_lanes(problem, kLongestLane)) {
-        const auto run = problem.hard() ? forward_hard_lanes<X, Kind> : forward_lanes<X, Kind>;
+      if (fit_lanes(problem, kind, kLongestLane)) {
+        auto run = forward_lanes<X, Kind>;
+        if constexpr (kLinear<Kind>)
+          if (problem.hard()) run = forward_hard_lanes<X, Kind>;
         return run(problem, kind, begin, end, static_cast<X*>(y), normal, read), add_entries_read(read);
       }
     for (std::size_t i = begin; i < end; ++i) {
@@ -93,7 +95,7 @@ void backward(const Problem& problem, std::size_t begin, std::size_t end, const 
     using Kind = typename std::decay<decltype(kind)>::type;
     const Rows<X, Kind> rows{problem, kind};
     if constexpr (kHasLanes<Kind>)
-      if (fit_lanes(problem, kLongestLaneBackward) && !problem.hard()) {
+      if (fit_lanes(problem, kind, kLongestLaneBackward) && !problem.hard()) {
         const bool all = dk != nullptr || dlam != nullptr;
         const auto run = all ? backward_lanes<X, Kind, true> : backward_lanes<X, Kind, false>;
         return run(problem, kind, begin, end, static_cast<const X*>(g), static_cast<X*>(dx), dk, dlam);

@@ -1,12 +1,12 @@
 // Short rows, many at a time: every lane of a vector has a row of its own, and Newton's steps of all of them are taken
 // together. What a lane computes depends on its row alone, not on its neighbours nor on how many there are.
 //
-// Most rows are finite, with 0 < k < n and a lam of ordinary size: these are solved here, in the type that entries are
-// widened to. A lane that is not, or that takes too many steps, is left to threshold.hpp.
+// Most rows are finite, with 0 < k < n and a lam of ordinary size: these are solved here. A lane that is not, or that
+// takes too many steps, is left to threshold.hpp.
 #pragma once
 
 #include "output.hpp"
-#include "vectors.hpp"
+#include "responses.hpp"
 
 namespace sparsetopk {
 namespace SPARSETOPK_LEVEL {
@@ -14,13 +14,23 @@ namespace SPARSETOPK_LEVEL {
 // From that length on a row for itself is as fast, as it has fewer entries left after one pass. Measured.
 constexpr std::size_t kLongestLane = 384, kLongestLaneBackward = 256;
 
-// The operators that have lanes: those with S(t) = t, so p = 2. A steeper S, and one that starts at t = -1, need more digits
-// of t than a float has.
+// S(t) = t, so p = 2. Such rows are solved in the type that entries are widened to, all others in double: a steeper S, and
+// one that starts at t = -1, need more digits of t than a float has.
 template <class Kind>
-constexpr bool kHasLanes = std::is_base_of<Power<1>, Kind>::value;
+constexpr bool kLinear = std::is_base_of<Power<1>, Kind>::value;
+template <class Kind, class X>
+using Lane = typename std::conditional<kLinear<Kind>, Wide<X>, double>::type;
 
-// Whether rows are solved in lanes: short ones, however many there are, so that a row is the same in every batch.
-inline bool fit_lanes(const Problem& problem, std::size_t longest) { return problem.n > 0 && problem.n <= longest; }
+// The operators that have lanes. A magnitude with another p has none: its block may end as far from v as it likes.
+template <class Kind>
+constexpr bool kHasLanes = kLinear<Kind> || !Kind::kMagnitude;
+
+// Whether rows are solved in lanes: short ones, however many there are, so that a row is the same in every batch. For
+// p > 2 a response is as steep as it likes near 0, and threshold.hpp measures t from there.
+template <class Kind>
+inline bool fit_lanes(const Problem& problem, const Kind& kind, std::size_t longest) {
+  return problem.n > 0 && problem.n <= longest && kind.exponent >= 1;
+}
 
 // What a group of rows is asked, a row to a lane.
 template <class T>
@@ -31,6 +41,7 @@ struct Asked {
   V fraction;         // k - floor k, which has digits that a large k has no room for
   Flags<T> fits;      // whether a lane is for here
   bool many_ks;       // whether k differs from lane to lane
+  T tolerance;        // of sum z beside k, before a last step
 
   static constexpr T kLeastLam = sizeof(T) == 4 ? T(1e-12) : T(1e-100), kMostLam = 1 / kLeastLam;
 
@@ -39,6 +50,7 @@ struct Asked {
   void fill(const Problem& problem, std::size_t begin, std::size_t count) {
     T values[7][kWidth<T>];
     many_ks = problem.k_stride != 0;
+    tolerance = T(problem.dtype == Dtype::float64 ? 2e-15 : sizeof(T) == sizeof(float) ? 3e-7 : 1e-10);
     const std::size_t last = problem.k_stride == 0 && problem.lam_stride == 0 ? 1 : kWidth<T>;
     for (std::size_t i = 0; i < last; ++i) {
       const std::size_t row = begin + smaller(i, count - 1);
@@ -65,42 +77,41 @@ struct Asked {
 // ------------------------------------------------------------------------------------------ rows to lanes and back
 
 // A group of kWidth rows that lie behind each other, each of kColumns < kWidth entries.
-template <std::size_t kColumns, class X>
-inline void turn_to_lanes(const X* x, Vector<Wide<X>>* lanes) {
-  constexpr std::size_t kW = kWidth<Wide<X>>;
-  Vector<Wide<X>> block[kColumns];
+template <std::size_t kColumns, class T, class X>
+inline void turn_to_lanes(const X* x, Vector<T>* lanes) {
+  constexpr std::size_t kW = kWidth<T>;
+  Vector<T> block[kColumns];
 #pragma GCC unroll 16
-  for (std::size_t i = 0; i < kColumns; ++i) block[i] = load(x + i * kW);
+  for (std::size_t i = 0; i < kColumns; ++i) block[i] = load<X, T>(x + i * kW);
   shuffle<log2_of(kW)>(block);
 #pragma GCC unroll 16
   for (std::size_t i = 0; i < kColumns; ++i) lanes[i] = block[i];
 }
-template <std::size_t kColumns, class X>
-inline void turn_to_rows(const Vector<Wide<X>>* lanes, X* y) {
-  constexpr std::size_t kW = kWidth<Wide<X>>;
-  Vector<Wide<X>> block[kColumns];
+template <std::size_t kColumns, class T, class X>
+inline void turn_to_rows(const Vector<T>* lanes, X* y) {
+  constexpr std::size_t kW = kWidth<T>;
+  Vector<T> block[kColumns];
 #pragma GCC unroll 16
   for (std::size_t i = 0; i < kColumns; ++i) block[i] = lanes[i];
   shuffle<log2_of(kColumns)>(block);
 #pragma GCC unroll 16
-  for (std::size_t i = 0; i < kColumns; ++i) store(block[i], y + i * kW);
+  for (std::size_t i = 0; i < kColumns; ++i) store<X, T>(block[i], y + i * kW);
 }
 
 // lanes[j] has entry j of ``count`` rows, and of the last again where there are fewer than lanes.
-template <class X>
-SPARSETOPK_LOOP void to_lanes(const X* x, std::size_t stride, std::size_t count, std::size_t n,
-                              Vector<Wide<X>>* lanes) {
-  constexpr std::size_t kW = kWidth<Wide<X>>;
+template <class T, class X>
+SPARSETOPK_LOOP void to_lanes(const X* x, std::size_t stride, std::size_t count, std::size_t n, Vector<T>* lanes) {
+  constexpr std::size_t kW = kWidth<T>;
   const auto row = [&](std::size_t i) { return x + smaller(i, count - 1) * stride; };
-  Vector<Wide<X>> block[kW];
+  Vector<T> block[kW];
   if (count == kW && stride == n) {
-    if (n == 8 && 8 < kW) return turn_to_lanes<8>(x, lanes);
-    if (n == 4 && 4 < kW) return turn_to_lanes<4>(x, lanes);
-    if (n == 2 && 2 < kW) return turn_to_lanes<2>(x, lanes);
+    if (n == 8 && 8 < kW) return turn_to_lanes<8, T>(x, lanes);
+    if (n == 4 && 4 < kW) return turn_to_lanes<4, T>(x, lanes);
+    if (n == 2 && 2 < kW) return turn_to_lanes<2, T>(x, lanes);
   }
   if (n < kW) {
 #pragma GCC unroll 16
-    for (std::size_t i = 0; i < kW; ++i) block[i] = load_some(row(i), n);
+    for (std::size_t i = 0; i < kW; ++i) block[i] = load_some<X, T>(row(i), n);
     shuffle<log2_of(kW)>(block);
 #pragma GCC unroll 16
     for (std::size_t j = 0; j < n; ++j) lanes[j] = block[j];
@@ -109,7 +120,7 @@ SPARSETOPK_LOOP void to_lanes(const X* x, std::size_t stride, std::size_t count,
   for (std::size_t begin = 0; begin < n; begin += kW) {
     const std::size_t first = smaller(begin, n - kW);  // the last block begins earlier rather than ends later
 #pragma GCC unroll 16
-    for (std::size_t i = 0; i < kW; ++i) block[i] = load(row(i) + first);
+    for (std::size_t i = 0; i < kW; ++i) block[i] = load<X, T>(row(i) + first);
     shuffle<log2_of(kW)>(block);
 #pragma GCC unroll 16
     for (std::size_t i = 0; i < kW; ++i) lanes[first + i] = block[i];
@@ -118,16 +129,15 @@ SPARSETOPK_LOOP void to_lanes(const X* x, std::size_t stride, std::size_t count,
 
 // The other way: y has ``count`` rows of n entries, with the signs of x if that is given, whose rows are ``stride``
 // apart.
-template <class X>
-SPARSETOPK_LOOP void to_rows(const Vector<Wide<X>>* lanes, std::size_t count, std::size_t n, X* y, const X* x,
+template <class T, class X>
+SPARSETOPK_LOOP void to_rows(const Vector<T>* lanes, std::size_t count, std::size_t n, X* y, const X* x,
                              std::size_t stride) {
-  using T = Wide<X>;
   using V = Vector<T>;
   constexpr std::size_t kW = kWidth<T>;
   if (count == kW && x == nullptr) {
-    if (n == 8 && 8 < kW) return turn_to_rows<8>(lanes, y);
-    if (n == 4 && 4 < kW) return turn_to_rows<4>(lanes, y);
-    if (n == 2 && 2 < kW) return turn_to_rows<2>(lanes, y);
+    if (n == 8 && 8 < kW) return turn_to_rows<8, T>(lanes, y);
+    if (n == 4 && 4 < kW) return turn_to_rows<4, T>(lanes, y);
+    if (n == 2 && 2 < kW) return turn_to_rows<2, T>(lanes, y);
   }
   V block[kW];
   for (std::size_t begin = 0; begin < n; begin += kW) {
@@ -142,22 +152,21 @@ SPARSETOPK_LOOP void to_rows(const Vector<Wide<X>>* lanes, std::size_t count, st
     if (x != nullptr)
       for (std::size_t i = 0; i < count; ++i) {
         const X* row = x + i * stride + first;
-        const V sign = n < kW ? load_some(row, n) : load(row);
+        const V sign = n < kW ? load_some<X, T>(row, n) : load<X, T>(row);
         block[i] = (sign < 0 ? -block[i] : block[i]) + T(0);  // 0 and not -0
       }
     if (n < kW)
-      for (std::size_t i = 0; i < count; ++i) store_some(block[i], y + i * n, n);
+      for (std::size_t i = 0; i < count; ++i) store_some<X, T>(block[i], y + i * n, n);
     else
-      for (std::size_t i = 0; i < count; ++i) store(block[i], y + i * n + first);
+      for (std::size_t i = 0; i < count; ++i) store<X, T>(block[i], y + i * n + first);
   }
 }
 
 // The group of rows that begins at the given one, as the operator sees it: with the signs of x, or as it is.
-template <class Kind, class X>
-inline void to_signed_rows(const Problem& problem, std::size_t begin, std::size_t count, const Vector<Wide<X>>* lanes,
-                           X* y) {
+template <class Kind, class T, class X>
+inline void to_signed_rows(const Problem& problem, std::size_t begin, std::size_t count, const Vector<T>* lanes, X* y) {
   const X* x = static_cast<const X*>(problem.x) + begin * problem.row_stride;
-  to_rows(lanes, count, problem.n, y + begin * problem.n, Kind::kAbsolute ? x : nullptr, problem.row_stride);
+  to_rows<T>(lanes, count, problem.n, y + begin * problem.n, Kind::kAbsolute ? x : nullptr, problem.row_stride);
 }
 
 // ------------------------------------------------------------------------------------------------- boundaries
@@ -273,9 +282,11 @@ SPARSETOPK_LOOP LaneMoments<T> moments_of_lanes(const Vector<T>* keys, std::size
 
 // Sums over every lane. Masks have a mass of 1 for each entry that is selected whole: of all mass, ``above`` has the
 // nearest whole number, so that a large k does not drown the rest. The magnitude has these entries in ``above`` alone.
+//
+// For any other S, mass and slope are those of the block alone, which has ``size`` entries and ``t`` as their sum of t.
 template <class V>
 struct LaneSums {
-  V mass{}, slope{}, above{};
+  V mass{}, slope{}, above{}, size{}, t{};
 };
 template <class V>
 inline void move_whole_part(LaneSums<V>& sums) {
@@ -290,7 +301,8 @@ class LaneRows {
   using F = Flags<T>;
   static constexpr bool kMagnitude = Kind::kMagnitude;
 
-  LaneRows(const V* keys, std::size_t n, const Asked<T>& asked) : keys_(keys), n_(n), asked_(asked) {}
+  LaneRows(const V* keys, std::size_t n, const Asked<T>& asked, const Kind& kind)
+      : keys_(keys), n_(n), asked_(asked), kind_(kind) {}
 
   V pivot, delta;
   F solved;  // the lanes that have them
@@ -307,19 +319,26 @@ class LaneRows {
   void guess_others(F few, NormalGuess& normal);
   void start_at_zero();
   SPARSETOPK_LOOP void iterate();
-  LaneSums<V> add_up(V from, V at) const;
+  LaneSums<V> add_up(V from, V at) const { return kLinear<Kind> ? add_up_linear(from, at) : add_up_steep(from, at); }
+  LaneSums<V> add_up_linear(V from, V at) const;
+  SPARSETOPK_LOOP LaneSums<V> add_up_steep(V from, V at) const;
+  SPARSETOPK_LOOP void leave_out(V from, V lo, V hi);
+  V root_from(const LaneSums<V>& sums, V left, V at) const;
 
   const V* keys_;
   std::size_t n_;
   const Asked<T>& asked_;
+  const Kind& kind_;
   V lo_, hi_;  // the root delta is between them
   V density_;  // how fast sum z grows with delta, roughly
   F done_;
+  V whole_{};  // how many keys were left out as they are selected whole
+  V open_[kLinear<Kind> ? 1 : kLongestLane];
 };
 
 // Sums at the threshold from - lam at.
 template <class Kind, class T>
-LaneSums<Vector<T>> LaneRows<Kind, T>::add_up(V from, V at) const {
+LaneSums<Vector<T>> LaneRows<Kind, T>::add_up_linear(V from, V at) const {
   constexpr std::size_t kBlock = 16, kSums = 4;  // few additions in a row lose few digits, and wait less
   const V zero = all_lanes(T(Kind::zero)), inverse = asked_.inverse, none{};
   const V top = kMagnitude ? from - asked_.lam * at : all_lanes(T(1));
@@ -348,6 +367,65 @@ LaneSums<Vector<T>> LaneRows<Kind, T>::add_up(V from, V at) const {
   for (; i < n_; ++i) add(keys_[i], rest);
   if (!kMagnitude) move_whole_part(rest);
   return {all.mass + rest.mass, all.slope + rest.slope, all.above + rest.above};
+}
+
+// The same for any S.
+template <class Kind, class T>
+LaneSums<Vector<T>> LaneRows<Kind, T>::add_up_steep(V from, V at) const {
+  const V zero = all_lanes(T(Kind::zero)), one = all_lanes(T(1)), none{}, inverse = asked_.inverse;
+  const Kind kind = kind_;  // in registers
+  LaneSums<V> sums;
+  sums.above = whole_;
+  for (std::size_t i = 0; i < n_; ++i) {
+    const V t = (keys_[i] - from) * inverse + at;
+    const F inside = (t > zero) & (t < one);
+    sums.above += t >= one ? one : none;
+    if (!Kind::kCheap && bits_of(inside) == 0) continue;
+    const Responses<V> response = responses_of(kind, clip_lanes(t, zero, one));
+    sums.mass += inside ? response.value : none, sums.slope += inside ? response.slope : none;
+    sums.size += inside ? one : none, sums.t += inside ? t : none;
+  }
+  return sums;
+}
+
+// Keys that are 0, or selected whole, at every threshold of the bracket are counted and looked at no more.
+template <class Kind, class T>
+void LaneRows<Kind, T>::leave_out(V from, V lo, V hi) {
+  const V inverse = asked_.inverse, one = all_lanes(T(1)), none{};
+  // The pivot may move yet, by which t is rounded anew.
+  const V slack =
+      T(1e-9) * (1 + absolute_lanes(lo) + absolute_lanes(hi)) + 4 * kEpsilon * absolute_lanes(from) * inverse;
+  const V low = T(Kind::zero) - hi - slack, high = 1 - lo + slack;
+  std::size_t counts[kWidth<T>] = {}, most = 0;
+  for (std::size_t j = 0; j < n_; ++j) {
+    const V key = keys_[j], t = (key - from) * inverse;
+    whole_ += t >= high ? one : none;
+    for (unsigned bits = bits_of((t > low) & (t < high)); bits != 0; bits &= bits - 1) {
+      const auto i = std::size_t(__builtin_ctz(bits));
+      open_[counts[i]++][i] = key[i];
+    }
+  }
+  for (std::size_t count : counts) most = larger(most, count);
+  for (std::size_t i = 0; i < kWidth<T>; ++i)
+    for (std::size_t j = counts[i]; j < most; ++j) open_[j][i] = T(-Limits<T>::largest);
+  keys_ = open_, n_ = most;
+}
+
+// Newton's step for S(t) = t^e, on mass^(p-1), which is linear in delta for one entry; for others on the mass itself. One
+// entry alone that shares a whole number goes to the end of the block that it is next to, and over it: there is a gap.
+template <class Kind, class T>
+Vector<T> LaneRows<Kind, T>::root_from(const LaneSums<V>& sums, V left, V at) const {
+  const V one = all_lanes(T(1)), tiny = all_lanes(T(1e-300)), slope = larger_lanes(sums.slope, tiny);
+  V step = (sums.mass - left) / slope;
+  if constexpr (Kind::zero == 0) {
+    const V ratio = larger_lanes(left, V{}) / larger_lanes(sums.mass, tiny);
+    const V on_root = sums.mass * (one - root_of(kind_, ratio)) * T(kind_.exponent) / slope;
+    step = (sums.mass > 0) & (left >= 0) ? on_root : step;
+  }
+  const V beyond = 96 * kEpsilon * (one + absolute_lanes(at));
+  const F alone = asked_.is_whole() & (sums.size == 1);
+  const V to_zero = sums.t - T(Kind::zero) + beyond, to_top = sums.t - one - beyond;
+  return at - (alone & (left == 0) ? to_zero : alone & (left == 1) ? to_top : step);
 }
 
 // The boundary holds the threshold between its two keys, as in threshold.hpp.
@@ -382,8 +460,9 @@ void LaneRows<Kind, T>::guess(NormalGuess& normal) {
     const V gap = larger_lanes(sample.above - sample.below, absolute_lanes(middle) * kEpsilon + T(1e-30));
     boundary = heavy ? middle : boundary, density_ = heavy ? T(n_) / 16 * 2 * lam / gap : density_;
   }
-  // An entry is selected by halves where it is lam (zero + top)/2 over the threshold.
-  const V start = kMagnitude ? boundary / (1 + lam / 2) : boundary - lam * T((1 + Kind::zero) / 2);
+  // An entry is selected by halves where it is lam/2 over the threshold; further for a steep S.
+  const T half = Kind::zero == 0 ? T(kind_.exponent / (kind_.exponent + 1)) : 0;  // on average
+  const V start = kMagnitude ? boundary / (1 + lam / 2) : boundary - lam * half;
   const V low = kMagnitude ? larger_lanes(row.smallest / (1 + lam), row.largest * kEpsilon) : row.smallest - lam;
   const V high = row.largest - lam * T(Kind::zero);
   solved = asked_.fits & row.finite, done_ = F{};
@@ -419,38 +498,50 @@ void LaneRows<Kind, T>::start_at_zero() {
 // fourth that has not halved it to bisection. When delta is large beside what it is added to, the pivot moves.
 template <class Kind, class T>
 void LaneRows<Kind, T>::iterate() {
-  constexpr T kTolerance = sizeof(T) == 4 ? T(3e-7) : T(2e-15), kTiny = T(1e-30);
+  constexpr T kTiny = T(1e-30);
   constexpr int kMostSteps = 40;
+  const int known_from = bits_of(density_ > 0) == 0 ? 0 : 2;  // from this step on the bracket is narrow
+  const T count = T(n_);
   const V k = asked_.k, lam = asked_.lam, inverse = asked_.inverse, one = all_lanes(T(1)), scale = larger_lanes(k, one);
   const V finest = kMagnitude ? smaller_lanes(one, inverse) : one;  // v = from - lam at has its digits too
-  V lo = lo_, hi = hi_, value_lo = -k, value_hi = T(n_) - k, from = pivot, at = delta;
+  V lo = lo_, hi = hi_, value_lo = -k, value_hi = count - k, from = pivot, at = delta;
   V width = hi - lo, last_side{};
   F done = done_ | ~solved, good = solved;
   known = done_;
   for (int step = 0; step < kMostSteps && bits_of(~done) != 0; ++step) {
+    if constexpr (!kLinear<Kind>)
+      if (step == known_from && n_ > 16) leave_out(from, lo, hi);
     const LaneSums<V> sums = add_up(from, at);
     V mass = sums.mass, slope = sums.slope, unit = one;
     if (kMagnitude) {  // sum z - k with z in [0, 1]
       unit = from - lam * at;
       mass = sums.mass / unit, slope = (slope + lam * mass) / unit;
     }
-    const V value = mass - asked_.left(sums.above);
+    const V left = asked_.left(sums.above), value = mass - left;
     const F low = (value <= 0) & ~done, high = (value >= 0) & ~done;
     const F new_lo = low & (last_side < 0), new_hi = high & (last_side > 0);
     lo = low ? at : lo, hi = high ? at : hi;
-    const V size = absolute_lanes(value), newton = at - value / larger_lanes(slope, all_lanes(kTiny));
+    V newton = at - value / larger_lanes(slope, all_lanes(kTiny));
+    if constexpr (!kLinear<Kind>) newton = root_from(sums, left, at);
+    const V size = absolute_lanes(value);
     const F close = absolute_lanes(newton - at) <= unit, between = (newton > lo) & (newton < hi);
     const V rounding = kEpsilon * (absolute_lanes(at) + unit * finest), room = hi - lo;
-    const F met = ((size <= kTolerance * scale) & (close | (slope == 0))) | (size <= kEpsilon / 2 * scale);
+    F met = ((size <= asked_.tolerance * scale) & (close | (slope == 0))) | (size <= kEpsilon / 2 * scale);
+    if constexpr (!kLinear<Kind>) {  // little that is left for the block counts as much, as S is not small with t
+      const V most = smaller_lanes(scale, larger_lanes(left, mass));
+      met = (size == 0) | ((size <= asked_.tolerance * most) & close & ((sums.size > 1) | ~asked_.is_whole()));
+    }
     const F stuck = (room <= 4 * rounding) | (between & (absolute_lanes(newton - at) <= rounding));
     const F stops = (met | stuck) & ~done;
     good &= ~stops | (size <= T(1e-4) * scale);
     // Where the entries that are whole leave nothing of k, no other may be left over v, not even by rounding: output and
     // slope would not be 0. threshold.hpp sees to that.
-    if (kMagnitude) good &= ~(stops & (sums.mass > 0) & (asked_.left(sums.above) <= 0));
+    if (kMagnitude) good &= ~(stops & (sums.mass > 0) & (left <= 0));
     // One entry that shares a whole number with no other is at an edge of a gap: the threshold goes over it.
     const V over = newton - (value > 0 ? 96 * rounding : -96 * rounding);
-    const F edge = !kMagnitude ? asked_.is_whole() & (slope == 1) & (value != 0) & (over > lo) & (over < hi) : F{};
+    const F edge = kLinear<Kind> && !kMagnitude
+                       ? asked_.is_whole() & (slope == 1) & (value != 0) & (over > lo) & (over < hi)
+                       : F{};
     at = stops & close & between ? (edge ? over : newton) : at;
     done |= stops;
     if (bits_of(~done) == 0) break;
@@ -463,7 +554,8 @@ void LaneRows<Kind, T>::iterate() {
     V next = newton, other = lo + room * clip_lanes(value_lo / (value_lo - value_hi), T(0.05) * one, T(0.95) * one);
     F use = between;
     if (step < 2) {  // beside the slope here, what it is around here
-      next = at - value / larger_lanes(larger_lanes(slope, density_), all_lanes(kTiny));
+      const V around = at - value / larger_lanes(larger_lanes(slope, density_), all_lanes(kTiny));
+      next = kLinear<Kind> ? around : density_ > 0 ? around : newton;
       use = (next > lo) & (next < hi);
     }
     if (step % 4 == 3) {
@@ -472,7 +564,7 @@ void LaneRows<Kind, T>::iterate() {
     }
     next = use ? next : other;
     // The pivot moves to the threshold, and the bracket with it, when delta is more than what most t are.
-    const V reach = kMagnitude ? smaller_lanes(2 * unit, from * inverse / 4) : smaller_lanes(2 * one, k * (4 / T(n_)));
+    const V reach = kMagnitude ? smaller_lanes(2 * unit, from * inverse / 4) : smaller_lanes(2 * one, k * (4 / count));
     const F moves = (absolute_lanes(next) > reach) & ~done;
     const V moved = from - lam * next, shift = (moved - from) * inverse, slack = 2 * kEpsilon * absolute_lanes(shift);
     at = done ? at : moves ? next + shift : next;
@@ -507,6 +599,7 @@ void LaneRows<Kind, T>::solve(NormalGuess& normal) {
 template <class Kind, class T>
 struct LaneCurve {
   using V = Vector<T>;
+  Kind kind;
   V pivot, delta, inverse, top, debias_lam, shrink;
 
   V distance(V key) const { return (key - pivot) * inverse + delta; }
@@ -516,9 +609,10 @@ struct LaneCurve {
   }
 };
 
-// Returns how many entries of every lane are next to an end of the block, so that rounding decides on which side.
+// Puts outputs in the place of keys. Returns whether entries of a lane are next to an end of the block, so that rounding
+// decides on which side: where k is whole these may be at an edge of a gap, which threshold.hpp looks for.
 template <class Kind, class T>
-SPARSETOPK_LOOP Vector<T> to_outputs(const LaneCurve<Kind, T>& curve, Vector<T>* keys, std::size_t n) {
+SPARSETOPK_LOOP Flags<T> to_outputs(const LaneCurve<Kind, T>& curve, Vector<T>* keys, std::size_t n) {
   const LaneCurve<Kind, T> at = curve;  // in registers
   constexpr T kEpsilon = T(Limits<T>::epsilon);
   const Vector<T> near = Kind::kMagnitude ? 192 * kEpsilon * at.top : 96 * kEpsilon * (1 + absolute_lanes(at.delta));
@@ -531,7 +625,27 @@ SPARSETOPK_LOOP Vector<T> to_outputs(const LaneCurve<Kind, T>& curve, Vector<T>*
     close += (absolute_lanes(t - bottom) < near) | (absolute_lanes(t - top) < near) ? one : none;
     keys[j] = at(keys[j]);
   }
-  return close;
+  return close > T(Kind::kMagnitude ? 1 : 0);  // in magnitude one entry may be there
+}
+
+// The same for any S, where y is next to an end before t is: as at_gap says, if no entry of the block is clear of both.
+template <class Kind>
+SPARSETOPK_LOOP Flags<double> to_steep_outputs(const LaneCurve<Kind, double>& curve, Vector<double>* keys,
+                                               std::size_t n) {
+  using V = Vector<double>;
+  const LaneCurve<Kind, double> at = curve;
+  const V zero = all_lanes(double(Kind::zero)), one = all_lanes(1.0), none{};
+  Flags<double> any{}, clear{};
+  for (std::size_t j = 0; j < n; ++j) {
+    const V t = at.distance(keys[j]);
+    const Flags<double> inside = (t > zero) & (t < one);
+    keys[j] = t >= one ? one : none;
+    if (!Kind::kCheap && bits_of(inside) == 0) continue;
+    const V y = responses_of(at.kind, clip_lanes(t, zero, one)).value;
+    keys[j] = inside ? y : keys[j];
+    any |= inside, clear |= inside & (y > 1e-6) & (y < 1 - 1e-6);
+  }
+  return any & ~clear;
 }
 
 // A row that lanes are not for.
@@ -547,7 +661,7 @@ void forward_other(const Problem& problem, const Kind& kind, std::size_t i, X* y
 template <class X, class Kind>
 void forward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, std::size_t end, X* y,
                    NormalGuess& normal, std::size_t& read) {
-  using T = Wide<X>;
+  using T = Lane<Kind, X>;
   constexpr std::size_t kW = kWidth<T>;
   Vector<T> keys[kLongestLane];
   const std::size_t n = problem.n;
@@ -557,22 +671,26 @@ void forward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, 
   for (std::size_t first = begin; first < end; first += kW) {
     const std::size_t count = smaller(kW, end - first);
     if (!same) asked.fill(problem, first, count);
-    to_lanes(x + first * problem.row_stride, problem.row_stride, count, n, keys);
+    to_lanes<T>(x + first * problem.row_stride, problem.row_stride, count, n, keys);
     if (Kind::kAbsolute)
       for (std::size_t j = 0; j < n; ++j) keys[j] = absolute_lanes(keys[j]);
-    LaneRows<Kind, T> rows(keys, n, asked);
+    LaneRows<Kind, T> rows(keys, n, asked, kind);
     rows.solve(normal);
     const Vector<T> lam = asked.lam, one = all_lanes(T(1));
-    const LaneCurve<Kind, T> curve{rows.pivot,
+    const LaneCurve<Kind, T> curve{kind,
+                                   rows.pivot,
                                    rows.delta,
                                    asked.inverse,
                                    rows.top(),
                                    problem.debias ? lam : Vector<T>{},
                                    problem.debias ? one : 1 / (1 + lam)};
-    // Where k is whole these may be at an edge of a gap: threshold.hpp looks for it. In magnitude one entry may be there.
-    const Vector<T> close = to_outputs(curve, keys, n);
-    const Flags<T> unclear = (close > T(Kind::kMagnitude ? 1 : 0)) & asked.is_whole() & ~rows.known;
-    to_signed_rows<Kind>(problem, first, count, keys, y);
+    Flags<T> unclear;
+    if constexpr (kLinear<Kind>)
+      unclear = to_outputs(curve, keys, n);
+    else
+      unclear = to_steep_outputs(curve, keys, n);
+    unclear &= asked.is_whole() & ~rows.known;
+    to_signed_rows<Kind, T>(problem, first, count, keys, y);
     T pivots[kW], deltas[kW];
     store(rows.pivot, pivots), store(rows.delta, deltas);
     for (std::size_t i = 0; i < count; ++i) problem.state[first + i] = {double(pivots[i]), double(deltas[i])};
@@ -658,7 +776,7 @@ void forward_hard_lanes(const Problem& problem, const Kind& kind, std::size_t be
   for (std::size_t first = begin; first < end; first += kW) {
     const std::size_t count = smaller(kW, end - first);
     if (problem.k_stride != 0) asked.fill(problem, first, count);
-    to_lanes(x + first * problem.row_stride, problem.row_stride, count, n, keys);
+    to_lanes<T>(x + first * problem.row_stride, problem.row_stride, count, n, keys);
     if (Kind::kAbsolute)
       for (std::size_t j = 0; j < n; ++j) keys[j] = absolute_lanes(keys[j]);
     const bool few = bits_of(asked.above > T(kRanks)) == 0;
@@ -668,7 +786,7 @@ void forward_hard_lanes(const Problem& problem, const Kind& kind, std::size_t be
                                                : boundary_by_halving<T>(keys, n, asked);
     const V over = __builtin_convertvector(count_lanes<true, T>(keys, n, boundary.above), V);
     to_hard_outputs<Kind, T>(keys, n, boundary.above, asked.below - 1 - over, asked.fraction);
-    to_signed_rows<Kind>(problem, first, count, keys, y);
+    to_signed_rows<Kind, T>(problem, first, count, keys, y);
     T pivots[kW], overs[kW];
     store(boundary.above, pivots), store(over, overs);
     for (std::size_t i = 0; i < count; ++i)
@@ -723,8 +841,9 @@ class LaneCotangents {
   using F = Flags<T>;
   static constexpr bool kMagnitude = Kind::kMagnitude;
 
-  LaneCotangents(const Asked<T>& asked, const LaneStates<T>& states, bool debias)
-      : lam_(asked.lam),
+  LaneCotangents(const Kind& kind, const Asked<T>& asked, const LaneStates<T>& states, bool debias)
+      : kind_(kind),
+        lam_(asked.lam),
         inverse_(asked.inverse),
         k_(asked.k),
         pivot_(states.pivot),
@@ -758,6 +877,7 @@ class LaneCotangents {
  private:
   void take(V& key, V g, LaneBlockSums<V>& sums) const;
 
+  Kind kind_;
   V lam_, inverse_, k_, pivot_, delta_;
   bool debias_;
   F is_whole_, pinned_;
@@ -771,7 +891,12 @@ inline void LaneCotangents<Kind, T, kAll>::take(V& key, V g, LaneBlockSums<V>& s
   const V none{}, one = all_lanes(T(1));
   const V t = (key - pivot_) * inverse_ + delta_, at = clip_lanes(t, all_lanes(T(Kind::zero)), top_);
   const F inside = (t > bottom_) & (t < top_);
-  const V rho = inside ? one : none, cotangent = inside ? g : none, rho_g = rho * cotangent;
+  if (!Kind::kCheap && bits_of(inside) == 0) {
+    key = none;
+    return;
+  }
+  const Responses<V> response = responses_of(kind_, at);
+  const V rho = inside ? response.slope : none, cotangent = inside ? g : none, rho_g = rho * cotangent;
   sums.rho += rho, sums.rho_g += rho_g, sums.size += inside ? one : none;
   if (kAll || kMagnitude) sums.g += cotangent;
   if (kAll) sums.rho_t += rho * at, sums.rho_g_t += rho_g * at;
@@ -781,7 +906,7 @@ inline void LaneCotangents<Kind, T, kAll>::take(V& key, V g, LaneBlockSums<V>& s
     if (kAll && !debias_) sums.whole_in_lam -= whole ? g * key * share_ * share_ : none;
     key = whole ? -one : rho;
   } else {
-    if (kAll) sums.whole += inside ? at : none;
+    if (kAll) sums.whole += inside ? response.value : none;
     key = rho;
   }
 }
@@ -834,10 +959,9 @@ void LaneCotangents<Kind, T, kAll>::average() {
 }
 
 // dx without the sign of x, and finite whatever the slope, in the place of rho.
-template <class X, class Kind, bool kAll>
-SPARSETOPK_LOOP void to_cotangents(const LaneCotangents<Kind, Wide<X>, kAll>& block, Vector<Wide<X>>* rho,
-                                   const Vector<Wide<X>>* g, std::size_t n) {
-  using T = Wide<X>;
+template <class X, class Kind, class T, bool kAll>
+SPARSETOPK_LOOP void to_cotangents(const LaneCotangents<Kind, T, kAll>& block, Vector<T>* rho, const Vector<T>* g,
+                                   std::size_t n) {
   const LaneCotangents<Kind, T, kAll> at = block;
   const Vector<T> limit = all_lanes(T(Limits<X>::largest));
   for (std::size_t j = 0; j < n; ++j) rho[j] = larger_lanes(-limit, smaller_lanes(limit, at(rho[j], g[j])));
@@ -846,7 +970,7 @@ SPARSETOPK_LOOP void to_cotangents(const LaneCotangents<Kind, Wide<X>, kAll>& bl
 template <class X, class Kind, bool kAll>
 void backward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, std::size_t end, const X* g, X* dx,
                     double* dk, double* dlam) {
-  using T = Wide<X>;
+  using T = Lane<Kind, X>;
   using V = Vector<T>;
   constexpr std::size_t kW = kWidth<T>;
   V keys[kLongestLaneBackward], gs[kLongestLaneBackward];
@@ -858,15 +982,15 @@ void backward_lanes(const Problem& problem, const Kind& kind, std::size_t begin,
     const std::size_t count = smaller(kW, end - first);
     if (!same) asked.fill(problem, first, count);
     const LaneStates<T> states(problem, first, count);
-    to_lanes(x + first * problem.row_stride, problem.row_stride, count, n, keys);
-    to_lanes(g + first * n, n, count, n, gs);
+    to_lanes<T>(x + first * problem.row_stride, problem.row_stride, count, n, keys);
+    to_lanes<T>(g + first * n, n, count, n, gs);
     if (Kind::kAbsolute)
       for (std::size_t j = 0; j < n; ++j) gs[j] = keys[j] < 0 ? -gs[j] : gs[j], keys[j] = absolute_lanes(keys[j]);
-    LaneCotangents<Kind, T, kAll> block(asked, states, problem.debias);
+    LaneCotangents<Kind, T, kAll> block(kind, asked, states, problem.debias);
     block.add_up(keys, gs, n);
     block.average();
     to_cotangents<X>(block, keys, gs, n);
-    to_signed_rows<Kind>(problem, first, count, keys, dx);
+    to_signed_rows<Kind, T>(problem, first, count, keys, dx);
     if (kAll)
       for (std::size_t i = 0; i < count; ++i) {
         if (dk != nullptr) dk[first + i] = double(block.dk[i]);

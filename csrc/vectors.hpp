@@ -141,40 +141,40 @@ inline __attribute__((always_inline)) void shuffle(V (&rows)[kVectors]) {
 }
 constexpr std::size_t log2_of(std::size_t n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
 
-// As many entries as lanes, widened; and the first of them, with 0 behind.
-template <class X>
-inline Vector<Wide<X>> load(const X* x) {
-  Vector<Wide<X>> v;
-  if constexpr (std::is_same<X, Wide<X>>::value) {
+// As many entries as lanes, widened to T; and the first of them, with 0 behind.
+template <class X, class T = Wide<X>>
+inline Vector<T> load(const X* x) {
+  Vector<T> v;
+  if constexpr (std::is_same<X, T>::value) {
     std::memcpy(&v, x, sizeof(v));
   } else {
-    Wide<X> wide[kWidth<Wide<X>>];
-    for (std::size_t i = 0; i < kWidth<Wide<X>>; ++i) wide[i] = widen(x[i]);
+    T wide[kWidth<T>];
+    for (std::size_t i = 0; i < kWidth<T>; ++i) wide[i] = T(widen(x[i]));
     std::memcpy(&v, wide, sizeof(v));
   }
   return v;
 }
-template <class X>
-inline Vector<Wide<X>> load_some(const X* x, std::size_t count) {
-  Wide<X> wide[kWidth<Wide<X>>] = {};
-  for (std::size_t i = 0; i < count; ++i) wide[i] = widen(x[i]);
+template <class X, class T = Wide<X>>
+inline Vector<T> load_some(const X* x, std::size_t count) {
+  T wide[kWidth<T>] = {};
+  for (std::size_t i = 0; i < count; ++i) wide[i] = T(widen(x[i]));
   return load(wide);
 }
-template <class X>
-inline void store(Vector<Wide<X>> v, X* x) {
-  if constexpr (std::is_same<X, Wide<X>>::value) {
+template <class X, class T = Wide<X>>
+inline void store(Vector<T> v, X* x) {
+  if constexpr (std::is_same<X, T>::value) {
     std::memcpy(x, &v, sizeof(v));
   } else {
-    Wide<X> wide[kWidth<Wide<X>>];
+    T wide[kWidth<T>];
     std::memcpy(wide, &v, sizeof(v));
-    for (std::size_t i = 0; i < kWidth<Wide<X>>; ++i) x[i] = narrow<X>(wide[i]);
+    for (std::size_t i = 0; i < kWidth<T>; ++i) x[i] = narrow<X>(Wide<X>(wide[i]));
   }
 }
-template <class X>
-inline void store_some(Vector<Wide<X>> v, X* x, std::size_t count) {
-  Wide<X> wide[kWidth<Wide<X>>];
+template <class X, class T = Wide<X>>
+inline void store_some(Vector<T> v, X* x, std::size_t count) {
+  T wide[kWidth<T>];
   std::memcpy(wide, &v, sizeof(v));
-  for (std::size_t i = 0; i < count; ++i) x[i] = narrow<X>(wide[i]);
+  for (std::size_t i = 0; i < count; ++i) x[i] = narrow<X>(Wide<X>(wide[i]));
 }
 
 }  // namespace SPARSETOPK_LEVEL
