@@ -72,7 +72,7 @@ void forward(const Problem& problem, std::size_t begin, std::size_t end, void* y
     NormalGuess normal{Kind::kAbsolute};
     std::size_t read = 0;
     if constexpr (kHasLanes<Kind>)
-      if (fit_lanes(problem, kind, kLongestLane)) {
+      if (fit_lanes(problem, kind, kLongestLane<Kind>)) {
         auto run = forward_lanes<X, Kind>;
         if constexpr (kLinear<Kind>)
           if (problem.hard()) run = forward_hard_lanes<X, Kind>;
@@ -95,7 +95,7 @@ void backward(const Problem& problem, std::size_t begin, std::size_t end, const 
     using Kind = typename std::decay<decltype(kind)>::type;
     const Rows<X, Kind> rows{problem, kind};
     if constexpr (kHasLanes<Kind>)
-      if (fit_lanes(problem, kind, kLongestLaneBackward) && !problem.hard()) {
+      if (fit_lanes(problem, kind, kLongestLaneBackward<Kind>) && !problem.hard()) {
         const bool all = dk != nullptr || dlam != nullptr;
         const auto run = all ? backward_lanes<X, Kind, true> : backward_lanes<X, Kind, false>;
         return run(problem, kind, begin, end, static_cast<const X*>(g), static_cast<X*>(dx), dk, dlam);

@@ -11,15 +11,20 @@
 namespace sparsetopk {
 namespace SPARSETOPK_LEVEL {
 
-// From that length on a row for itself is as fast, as it has fewer entries left after one pass. Measured.
-constexpr std::size_t kLongestLane = 384, kLongestLaneBackward = 256;
-
 // S(t) = t, so p = 2. Such rows are solved in the type that entries are widened to, all others in double: a steeper S, and
 // one that starts at t = -1, need more digits of t than a float has.
 template <class Kind>
 constexpr bool kLinear = std::is_base_of<Power<1>, Kind>::value;
 template <class Kind, class X>
 using Lane = typename std::conditional<kLinear<Kind>, Wide<X>, double>::type;
+
+// From that length on a row for itself is as fast, as it has fewer entries left after one pass. Measured.
+template <class Kind>
+constexpr std::size_t kLongestLane = kLinear<Kind>  ? 256
+                                     : Kind::kCheap ? 128
+                                                    : 32;
+template <class Kind>
+constexpr std::size_t kLongestLaneBackward = kLinear<Kind> ? 128 : 32;
 
 // The operators that have lanes. A magnitude with another p has none: its block may end as far from v as it likes.
 template <class Kind>
@@ -333,7 +338,7 @@ class LaneRows {
   V density_;  // how fast sum z grows with delta, roughly
   F done_;
   V whole_{};  // how many keys were left out as they are selected whole
-  V open_[kLinear<Kind> ? 1 : kLongestLane];
+  V open_[kLinear<Kind> ? 1 : kLongestLane<Kind>];
 };
 
 // Sums at the threshold from - lam at.
@@ -500,7 +505,8 @@ template <class Kind, class T>
 void LaneRows<Kind, T>::iterate() {
   constexpr T kTiny = T(1e-30);
   constexpr int kMostSteps = 40;
-  const int known_from = bits_of(density_ > 0) == 0 ? 0 : 2;  // from this step on the bracket is narrow
+  // After a guess, two steps are to leave a narrow bracket, and the others should have few keys to look at.
+  const bool guessed = bits_of(density_ > 0) != 0;
   const T count = T(n_);
   const V k = asked_.k, lam = asked_.lam, inverse = asked_.inverse, one = all_lanes(T(1)), scale = larger_lanes(k, one);
   const V finest = kMagnitude ? smaller_lanes(one, inverse) : one;  // v = from - lam at has its digits too
@@ -510,7 +516,7 @@ void LaneRows<Kind, T>::iterate() {
   known = done_;
   for (int step = 0; step < kMostSteps && bits_of(~done) != 0; ++step) {
     if constexpr (!kLinear<Kind>)
-      if (step == known_from && n_ > 16) leave_out(from, lo, hi);
+      if (n_ > 16 && (guessed ? step == 2 || step == 4 : step == 0)) leave_out(from, lo, hi);
     const LaneSums<V> sums = add_up(from, at);
     V mass = sums.mass, slope = sums.slope, unit = one;
     if (kMagnitude) {  // sum z - k with z in [0, 1]
@@ -537,11 +543,12 @@ void LaneRows<Kind, T>::iterate() {
     // Where the entries that are whole leave nothing of k, no other may be left over v, not even by rounding: output and
     // slope would not be 0. threshold.hpp sees to that.
     if (kMagnitude) good &= ~(stops & (sums.mass > 0) & (left <= 0));
-    // One entry that shares a whole number with no other is at an edge of a gap: the threshold goes over it.
-    const V over = newton - (value > 0 ? 96 * rounding : -96 * rounding);
-    const F edge = kLinear<Kind> && !kMagnitude
-                       ? asked_.is_whole() & (slope == 1) & (value != 0) & (over > lo) & (over < hi)
-                       : F{};
+    // One entry that shares a whole number with no other is at an edge of a gap: the threshold goes over it, at once, so
+    // that no rounding decides on which side it is. Where it has been there, there is no gap, and the root is in between.
+    const V beyond = 96 * rounding, over = kLinear<Kind> ? newton - (value > 0 ? beyond : -beyond) : newton;
+    const F alone = asked_.is_whole() & ((kLinear<Kind> ? slope : sums.size) == 1) & (value != 0) & (size < 1);
+    const F edge = !kMagnitude ? alone & (over > lo) & (over < hi) : F{};
+    const F was_there = edge & ((over - lo < 2 * beyond) | (hi - over < 2 * beyond));
     at = stops & close & between ? (edge ? over : newton) : at;
     done |= stops;
     if (bits_of(~done) == 0) break;
@@ -554,15 +561,19 @@ void LaneRows<Kind, T>::iterate() {
     V next = newton, other = lo + room * clip_lanes(value_lo / (value_lo - value_hi), T(0.05) * one, T(0.95) * one);
     F use = between;
     if (step < 2) {  // beside the slope here, what it is around here
-      const V around = at - value / larger_lanes(larger_lanes(slope, density_), all_lanes(kTiny));
-      next = kLinear<Kind> ? around : density_ > 0 ? around : newton;
+      const V step_there = value / larger_lanes(larger_lanes(slope, density_), all_lanes(kTiny));
+      next = at - step_there;
+      if constexpr (!kLinear<Kind>) {  // and over it, so that the bracket has both ends
+        const V over = absolute_lanes(step_there) * T(0.3) + T(0.5);
+        next = density_ > 0 ? next - (value > 0 ? over : -over) : newton;
+      }
       use = (next > lo) & (next < hi);
     }
     if (step % 4 == 3) {
       const F halved = room <= width / 2;
       other = halved ? other : lo + room / 2, use &= halved, width = room;
     }
-    next = use ? next : other;
+    next = was_there ? lo + room / 2 : edge ? over : use ? next : other;
     // The pivot moves to the threshold, and the bracket with it, when delta is more than what most t are.
     const V reach = kMagnitude ? smaller_lanes(2 * unit, from * inverse / 4) : smaller_lanes(2 * one, k * (4 / count));
     const F moves = (absolute_lanes(next) > reach) & ~done;
@@ -663,7 +674,7 @@ void forward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, 
                    NormalGuess& normal, std::size_t& read) {
   using T = Lane<Kind, X>;
   constexpr std::size_t kW = kWidth<T>;
-  Vector<T> keys[kLongestLane];
+  Vector<T> keys[kLongestLane<Kind>];
   const std::size_t n = problem.n;
   const X* x = static_cast<const X*>(problem.x);
   const bool same = problem.k_stride == 0 && problem.lam_stride == 0;
@@ -769,7 +780,7 @@ void forward_hard_lanes(const Problem& problem, const Kind& kind, std::size_t be
   using T = Wide<X>;
   using V = Vector<T>;
   constexpr std::size_t kW = kWidth<T>;
-  V keys[kLongestLane];
+  V keys[kLongestLane<Kind>];
   const std::size_t n = problem.n;
   const X* x = static_cast<const X*>(problem.x);
   Asked<T> asked(problem, begin, 1);
@@ -973,7 +984,7 @@ void backward_lanes(const Problem& problem, const Kind& kind, std::size_t begin,
   using T = Lane<Kind, X>;
   using V = Vector<T>;
   constexpr std::size_t kW = kWidth<T>;
-  V keys[kLongestLaneBackward], gs[kLongestLaneBackward];
+  V keys[kLongestLaneBackward<Kind>], gs[kLongestLaneBackward<Kind>];
   const std::size_t n = problem.n;
   const X* x = static_cast<const X*>(problem.x);
   const bool same = problem.k_stride == 0 && problem.lam_stride == 0;

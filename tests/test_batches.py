@@ -291,17 +291,29 @@ def test_edges_of_blocks(kind, bits):
         assert_close(by_torch(kind, p, batch(kind, p, n), dtype), kind, p, n, eps)
 
 
+@pytest.mark.parametrize("kind", ["mask", "sign", "two-sided"])
+@pytest.mark.parametrize("p", [1.5, 4 / 3, 1.2])
+@pytest.mark.parametrize("bits", [32, 64])
+def test_edges_of_lanes(kind, p, bits):
+    """Short rows of another p are solved many at a time too."""
+    torch = pytest.importorskip("torch")
+    dtype, eps = (torch.float32, EPS32) if bits == 32 else (torch.float64, EPS64)
+    for n in (n for n in EDGES if n <= 385):
+        assert_close(by_torch(kind, p, batch(kind, p, n), dtype), kind, p, n, eps)
+
+
 @every_kind
+@pytest.mark.parametrize("p", [2.0, 1.5, 1.2])
 @pytest.mark.parametrize("bits", [16, 32, 64])
 @pytest.mark.parametrize("n", [1, 8, 13, 100])
-def test_any_number_of_rows(kind, bits, n):
+def test_any_number_of_rows(kind, p, bits, n):
     """Rows that share vectors do not see each other, however many there are."""
     torch = pytest.importorskip("torch")
     dtype = {16: torch.bfloat16, 32: torch.float32, 64: torch.float64}[bits]
-    at = batch(kind, 2.0, n)
-    y, dx = by_torch(kind, 2.0, Batch(*(v[:70] for v in at)), dtype)
+    at = batch(kind, p, n)
+    y, dx = by_torch(kind, p, Batch(*(v[:70] for v in at)), dtype)
     for m in range(16, 53):  # fewer rows of 100 entries are solved one by one
-        part = by_torch(kind, 2.0, Batch(*(v[70 - m : 70] for v in at)), dtype)
+        part = by_torch(kind, p, Batch(*(v[70 - m : 70] for v in at)), dtype)
         np.testing.assert_array_equal(part[0], y[70 - m :])
         np.testing.assert_array_equal(part[1], dx[70 - m :])
 
@@ -349,17 +361,19 @@ def test_xla_optimises_also_where_machine_code_is_not_optimised():
     assert found == users_have
 
 
-@pytest.mark.parametrize("kind", ["mask", "magnitude", "debiased", "sign"])
+@pytest.mark.parametrize("p", [2.0, 4 / 3, 1.2])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [33, 100])
-def test_short_rows_are_as_long_ones(kind, n):
+def test_short_rows_are_as_long_ones(kind, n, p):
     """Also where k is whole and nothing is left for a block, so that the gradient jumps close by: with
     entries that compete with none, a row is long, and solved in another way."""
     torch = pytest.importorskip("torch")
-    at = batch(kind, 2.0, n)
+    at = batch(kind, p, n)
     at = Batch(*(v[at.k[:, 0] < n] for v in at))
-    more = np.full((at.x.shape[0], 500 - n), -100.0 if kind == "mask" else 0.0)
+    absent = -100.0 if kind in ("mask", "two-sided") else 0.0
+    more = np.full((at.x.shape[0], 500 - n), absent)
     long = at._replace(x=np.append(at.x, more, axis=-1), g=np.append(at.g, 0 * more, axis=-1))
-    short = by_torch(kind, 2.0, at, torch.float64)
-    for one, other in zip(short, by_torch(kind, 2.0, long, torch.float64), strict=True):
+    short = by_torch(kind, p, at, torch.float64)
+    for one, other in zip(short, by_torch(kind, p, long, torch.float64), strict=True):
         scale = np.abs(other).max(axis=-1, keepdims=True) + 1e-3
         np.testing.assert_allclose(one / scale, other[:, :n] / scale, rtol=0, atol=1e-9)

@@ -34,7 +34,10 @@ def evaluate(rows: Rows, k: Number, lam: Number, operator: Operator) -> Tensor:
 
 
 def requires_grad(*values: object) -> bool:
-    return any(isinstance(value, Tensor) and value.requires_grad for value in values)
+    for value in values:  # a loop, as this is part of every call
+        if isinstance(value, Tensor) and value.requires_grad:
+            return True
+    return False
 
 
 @lru_cache(maxsize=1024)
