@@ -18,7 +18,7 @@ namespace {
 // kernels on filling them. This asks for large ones, where the system leaves the choice to the program.
 void prefer_large_pages(const Problem& problem, void* output) {
 #ifdef __linux__
-  constexpr std::uintptr_t kPage = 4096, kLarge = 16 << 20;
+  constexpr std::uintptr_t kPage = 4096, kLarge = 4 << 20;  // a large page has 2 MiB
   const std::size_t sizes[] = {4, 8, 2, 2};
   const auto begin = reinterpret_cast<std::uintptr_t>(output);
   const std::uintptr_t end = begin + problem.rows * problem.n * sizes[int(problem.dtype)];

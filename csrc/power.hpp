@@ -23,10 +23,10 @@ double lone_by_newton(const P& power, double linear, double target) {
   for (int i = 0; i < 200; ++i) {
     const double y = power.response(d), value = y + linear * d - target;
     (value > 0 ? hi : lo) = d;
-    double next = d - value / (e * y / d + linear);
-    if (!(next > lo && next < hi)) next = lo + (hi - lo) / 2;
-    if (::fabs(next - d) <= 1e-16 * d) break;
-    d = next;
+    const double next = d - value / (e * y / d + linear);
+    // Before the bracket is asked: a last step by rounding alone may leave it, and half of it would be far away.
+    if (::fabs(next - d) <= 4e-16 * d) return next;
+    d = next > lo && next < hi ? next : lo + (hi - lo) / 2;
   }
   return d;
 }
