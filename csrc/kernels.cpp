@@ -97,7 +97,10 @@ void backward(const Problem& problem, std::size_t begin, std::size_t end, const 
     if constexpr (kHasLanes<Kind>)
       if (fit_lanes(problem, kind, kLongestLaneBackward<Kind>) && !problem.hard()) {
         const bool all = dk != nullptr || dlam != nullptr;
-        const auto run = all ? backward_lanes<X, Kind, true> : backward_lanes<X, Kind, false>;
+        auto run = all ? backward_lanes<X, Kind, true> : backward_lanes<X, Kind, false>;
+        if constexpr (!Kind::kMagnitude)
+          if (problem.n > kLongestTurned<Kind>)
+            run = all ? backward_few_lanes<X, Kind, true> : backward_few_lanes<X, Kind, false>;
         return run(problem, kind, begin, end, static_cast<const X*>(g), static_cast<X*>(dx), dk, dlam);
       }
     for (std::size_t i = begin; i < end; ++i) {

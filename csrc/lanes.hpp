@@ -24,7 +24,10 @@ constexpr std::size_t kLongestLane = kLinear<Kind>  ? 256
                                      : Kind::kCheap ? 128
                                                     : 32;
 template <class Kind>
-constexpr std::size_t kLongestLaneBackward = kLinear<Kind> ? 128 : 32;
+constexpr std::size_t kLongestLaneBackward = Kind::kMagnitude ? 128 : 512;
+// Up to there all entries become lanes for a backward, and of longer masks those that have a derivative.
+template <class Kind>
+constexpr std::size_t kLongestTurned = Kind::kMagnitude ? 128 : 16;
 
 // The operators that have lanes. A magnitude with another p has none: its block may end as far from v as it likes.
 template <class Kind>
@@ -882,10 +885,17 @@ class LaneCotangents {
     if (kMagnitude) return rho > 0 ? inside : rho < 0 ? share_ * g : V{};
     return rho > 0 ? inside : V{};
   }
+  // Keys of the block are not further from the pivot than these, also where rounding decides.
+  V least() const { return pivot_ + lam_ * (bottom_ - delta_) - slack(); }
+  V most() const { return pivot_ + lam_ * (top_ - delta_) + slack(); }
+
   V dk, dlam;
   F finite;  // lanes where nothing has overflown
 
  private:
+  V slack() const {
+    return 16 * T(Limits<T>::epsilon) * (absolute_lanes(pivot_) + lam_ * (absolute_lanes(delta_) + 1)) + T(1e-37);
+  }
   void take(V& key, V g, LaneBlockSums<V>& sums) const;
 
   Kind kind_;
@@ -978,13 +988,33 @@ SPARSETOPK_LOOP void to_cotangents(const LaneCotangents<Kind, T, kAll>& block, V
   for (std::size_t j = 0; j < n; ++j) rho[j] = larger_lanes(-limit, smaller_lanes(limit, at(rho[j], g[j])));
 }
 
+// What a group of rows has for k and lam; and the rows that lanes are not for.
+template <class X, class Kind, bool kAll>
+void finish_backward(const Problem& problem, const Kind& kind, std::size_t first, std::size_t count, unsigned others,
+                     const LaneCotangents<Kind, Lane<Kind, X>, kAll>& block, const X* g, X* dx, double* dk,
+                     double* dlam) {
+  if (kAll)
+    for (std::size_t i = 0; i < count; ++i) {
+      if (dk != nullptr) dk[first + i] = double(block.dk[i]);
+      if (dlam != nullptr) dlam[first + i] = double(block.dlam[i]);
+    }
+  for (unsigned bits = others & ((1u << count) - 1); bits != 0; bits &= bits - 1) {
+    const std::size_t row = first + std::size_t(__builtin_ctz(bits)), n = problem.n;
+    const X* x = static_cast<const X*>(problem.x) + row * problem.row_stride;
+    const Row<X, Kind> one_row{x, n, problem.k_of(row), problem.lam_of(row), kind, problem.debias, 1};
+    const Cotangents found = backward_row(one_row, problem.state[row], g + row * n, dx + row * n);
+    if (dk != nullptr) dk[row] = finite<double>(found.k);
+    if (dlam != nullptr) dlam[row] = finite<double>(found.lam);
+  }
+}
+
 template <class X, class Kind, bool kAll>
 void backward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, std::size_t end, const X* g, X* dx,
                     double* dk, double* dlam) {
   using T = Lane<Kind, X>;
   using V = Vector<T>;
   constexpr std::size_t kW = kWidth<T>;
-  V keys[kLongestLaneBackward<Kind>], gs[kLongestLaneBackward<Kind>];
+  V keys[kLongestTurned<Kind>], gs[kLongestTurned<Kind>];
   const std::size_t n = problem.n;
   const X* x = static_cast<const X*>(problem.x);
   const bool same = problem.k_stride == 0 && problem.lam_stride == 0;
@@ -1002,20 +1032,61 @@ void backward_lanes(const Problem& problem, const Kind& kind, std::size_t begin,
     block.average();
     to_cotangents<X>(block, keys, gs, n);
     to_signed_rows<Kind, T>(problem, first, count, keys, dx);
-    if (kAll)
-      for (std::size_t i = 0; i < count; ++i) {
-        if (dk != nullptr) dk[first + i] = double(block.dk[i]);
-        if (dlam != nullptr) dlam[first + i] = double(block.dlam[i]);
+    const unsigned others = ~bits_of(asked.fits & states.usual & block.finite);
+    finish_backward<X, Kind, kAll>(problem, kind, first, count, others, block, g, dx, dk, dlam);
+  }
+}
+
+// The same for masks of longer rows, in which few entries have a derivative: these alone become lanes.
+template <class X, class Kind, bool kAll>
+void backward_few_lanes(const Problem& problem, const Kind& kind, std::size_t begin, std::size_t end, const X* g, X* dx,
+                        double* dk, double* dlam) {
+  using T = Lane<Kind, X>;
+  constexpr std::size_t kW = kWidth<T>, kMost = 48;  // a row that has more is for itself
+  Vector<T> keys[kMost], gs[kMost];
+  std::uint32_t positions[kW][kLongestLaneBackward<Kind> + 16];
+  const std::size_t n = problem.n;
+  Asked<T> asked(problem, begin, 1);
+  for (std::size_t first = begin; first < end; first += kW) {
+    const std::size_t count = smaller(kW, end - first);
+    if (problem.k_stride != 0 || problem.lam_stride != 0) asked.fill(problem, first, count);
+    const LaneStates<T> states(problem, first, count);
+    LaneCotangents<Kind, T, kAll> block(kind, asked, states, false);
+    const Vector<T> limit = all_lanes(T(Limits<Wide<X>>::largest));
+    const Vector<T> least = clip_lanes(block.least(), -limit, limit), most = clip_lanes(block.most(), -limit, limit);
+    unsigned others = ~bits_of(asked.fits & states.usual);
+    std::size_t counts[kW] = {}, longest = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const X* x = static_cast<const X*>(problem.x) + (first + i) * problem.row_stride;
+      const X* cotangents = g + (first + i) * n;
+      for_tiles<Kind::kAbsolute>(x, n, [&](const Wide<X>* row, std::size_t, std::size_t) {
+        counts[i] = positions_between(row, n, Wide<X>(least[i]), Wide<X>(most[i]), positions[i]);
+      });
+      if (counts[i] > kMost) others |= 1u << i;
+      if (others >> i & 1) counts[i] = 0;
+      longest = larger(longest, counts[i]);
+      for (std::size_t j = 0; j < counts[i]; ++j) {
+        const std::size_t at = positions[i][j];
+        const Wide<X> in = widen(cotangents[at]);
+        keys[j][i] = T(key<Kind::kAbsolute>(x[at])), gs[j][i] = T(Kind::kAbsolute && widen(x[at]) < 0 ? -in : in);
       }
-    const unsigned usual = bits_of(asked.fits & states.usual & block.finite);
-    for (unsigned bits = ~usual & ((1u << count) - 1); bits != 0; bits &= bits - 1) {
-      const std::size_t row = first + std::size_t(__builtin_ctz(bits));
-      const Row<X, Kind> one_row{
-          x + row * problem.row_stride, n, problem.k_of(row), problem.lam_of(row), kind, problem.debias, 1};
-      const Cotangents found = backward_row(one_row, problem.state[row], g + row * n, dx + row * n);
-      if (dk != nullptr) dk[row] = finite<double>(found.k);
-      if (dlam != nullptr) dlam[row] = finite<double>(found.lam);
     }
+    for (std::size_t i = 0; i < kW; ++i)
+      for (std::size_t j = counts[i]; j < longest; ++j) keys[j][i] = T(-Limits<T>::largest), gs[j][i] = 0;
+    block.add_up(keys, gs, longest);
+    block.average();
+    to_cotangents<X>(block, keys, gs, longest);
+    for (std::size_t i = 0; i < count; ++i) {
+      const X* x = static_cast<const X*>(problem.x) + (first + i) * problem.row_stride;
+      X* out = dx + (first + i) * n;
+      std::memset(out, 0, n * sizeof(X));
+      for (std::size_t j = 0; j < counts[i]; ++j) {
+        const std::size_t at = positions[i][j];
+        out[at] = cotangent<X, Kind>(double(keys[j][i]), x[at]);
+      }
+    }
+    finish_backward<X, Kind, kAll>(problem, kind, first, count, others | ~bits_of(block.finite), block, g, dx, dk,
+                                   dlam);
   }
 }
 
