@@ -229,17 +229,15 @@ constexpr Dtype dtype_of() {
 
 struct Level {
   const char* name;
-  decltype(&baseline::forward) forward;
-  decltype(&baseline::backward) backward;
-  decltype(&baseline::loss) loss;
+  const Kernels& kernels;
 };
 
 // The level that calls go to, and those below it.
 std::vector<Level> levels() {
-  std::vector<Level> all{{"baseline", baseline::forward, baseline::backward, baseline::loss}};
+  std::vector<Level> all{{"baseline", baseline::all}};
 #ifdef SPARSETOPK_WIDE
-  if (simd_level() >= SimdLevel::avx2) all.push_back({"avx2", avx2::forward, avx2::backward, avx2::loss});
-  if (simd_level() >= SimdLevel::avx512) all.push_back({"avx512", avx512::forward, avx512::backward, avx512::loss});
+  if (simd_level() >= SimdLevel::avx2) all.push_back({"avx2", avx2::all});
+  if (simd_level() >= SimdLevel::avx512) all.push_back({"avx512", avx512::all});
 #endif
   return all;
 }
@@ -345,9 +343,9 @@ void fuzz_rows(const char* dtype, const Setting& setting, const char* content, s
   problem.threads = 4;
   check_same(result, run(problem, g, forward, backward), "four threads differ from one");
   for (const Level& level : levels()) {
-    const auto with_forward = [&](const Problem& p, void* y) { level.forward(p, 0, rows, y); };
+    const auto with_forward = [&](const Problem& p, void* y) { level.kernels.forward(p, 0, rows, y); };
     const auto with_backward = [&](const Problem& p, const void* dy, void* dx, double* dk, double* dlam) {
-      level.backward(p, 0, rows, dy, dx, dk, dlam);
+      level.kernels.backward(p, 0, rows, dy, dx, dk, dlam);
     };
     check_same(result, run(problem, g, with_forward, with_backward), level.name);
   }
@@ -382,8 +380,8 @@ void fuzz_loss(const char* dtype, const Setting& setting, const char* content, s
   begin_call("loss of %s of %s, %s, n = %zu, %s", setting.name, dtype, content, n, kTargets[kind]);
   loss(problem, targets, residual.data(), value.data());
   for (const Level& level : levels()) {
-    level.forward(problem, 0, rows, same.data());
-    level.loss(problem, 0, rows, targets, same.data(), again.data());
+    level.kernels.forward(problem, 0, rows, same.data());
+    level.kernels.loss(problem, 0, rows, targets, same.data(), again.data());
     check(same_bits(residual, same) && same_bits(value, again), level.name);
   }
   forward(problem, y.data());
