@@ -847,6 +847,8 @@ struct LaneBlockSums {
   }
 };
 
+constexpr std::size_t kSumBlock = 16;  // entries that are added up before they are added to the others
+
 // The cotangents of a group of rows. ``kAll`` if those of k and lam are asked for too.
 template <class Kind, class T, bool kAll>
 class LaneCotangents {
@@ -934,7 +936,7 @@ inline void LaneCotangents<Kind, T, kAll>::take(V& key, V g, LaneBlockSums<V>& s
 
 template <class Kind, class T, bool kAll>
 void LaneCotangents<Kind, T, kAll>::add_up(V* keys, const V* g, std::size_t n) {
-  constexpr std::size_t kBlock = 16;
+  constexpr std::size_t kBlock = kSumBlock;
   LaneCotangents self = *this;  // in registers
   LaneBlockSums<V> all, rest;
   std::size_t i = 0;
@@ -1042,7 +1044,7 @@ template <class X, class Kind, bool kAll>
 void backward_few_lanes(const Problem& problem, const Kind& kind, std::size_t begin, std::size_t end, const X* g, X* dx,
                         double* dk, double* dlam) {
   using T = Lane<Kind, X>;
-  constexpr std::size_t kW = kWidth<T>, kMost = 48;  // a row that has more is for itself
+  constexpr std::size_t kW = kWidth<T>, kMost = 3 * kSumBlock;  // a row that has more is for itself
   Vector<T> keys[kMost], gs[kMost];
   std::uint32_t positions[kW][kLongestLaneBackward<Kind> + 16];
   const std::size_t n = problem.n;
@@ -1071,6 +1073,8 @@ void backward_few_lanes(const Problem& problem, const Kind& kind, std::size_t be
         keys[j][i] = T(key<Kind::kAbsolute>(x[at])), gs[j][i] = T(Kind::kAbsolute && widen(x[at]) < 0 ? -in : in);
       }
     }
+    // As many as make blocks, so that a row is added up in the same order whichever are beside it.
+    longest = (longest + kSumBlock - 1) / kSumBlock * kSumBlock;
     for (std::size_t i = 0; i < kW; ++i)
       for (std::size_t j = counts[i]; j < longest; ++j) keys[j][i] = T(-Limits<T>::largest), gs[j][i] = 0;
     block.add_up(keys, gs, longest);
