@@ -295,7 +295,9 @@ Error threshold_backward(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer
   Numbers numbers(rows.count, whole, frac, lam);
   numbers.load_state(pivot, delta);
   std::vector<double> in_k(rows.count), in_lam(rows.count);
-  backward(numbers.of(rows, x, op, exponent, debias), g.untyped_data(), dx->untyped_data(), in_k.data(), in_lam.data());
+  Problem problem = numbers.of(rows, x, op, exponent, debias);
+  if (pivot.element_type() == DataType::F32) problem.rounding = 0x1p-23;
+  backward(problem, g.untyped_data(), dx->untyped_data(), in_k.data(), in_lam.data());
   store(*dk, rows.count, [&](std::size_t i) { return in_k[i]; });
   store(*dlam, rows.count, [&](std::size_t i) { return in_lam[i]; });
   return Error::Success();

@@ -17,7 +17,7 @@ struct Rows {
 
   Row<X, Kind> operator[](std::size_t i) const {
     const X* x = static_cast<const X*>(problem.x) + i * problem.row_stride;
-    return {x, problem.n, problem.k_of(i), problem.lam_of(i), kind, problem.debias, problem.threads};
+    return {x, problem.n, problem.k_of(i), problem.lam_of(i), kind, problem.debias, problem.threads, problem.rounding};
   }
 };
 

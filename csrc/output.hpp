@@ -22,21 +22,21 @@ struct Curve {
   bool debias;
   bool pinned;  // the signed mask at v = 0, where no threshold is shared
 
-  Curve(const Kind& kind_, State state, double k_, double lam_, bool debias_)
+  Curve(const Kind& kind_, State state, double k_, double lam_, bool debias_, double epsilon)
       : kind(kind_),
         distance(state.pivot, state.delta, lam_),
         k(k_),
         lam(lam_),
         v(state.pivot - lam * state.delta),
-        top(whole_from(state)),
+        top(whole_from(state, epsilon)),
         debias(debias_),
         pinned(Kind::kFloor && state.pivot == 0 && state.delta == 0) {}
 
   // The t from which on an entry is selected whole; one at 0 never is. In magnitude what is over v by rounding alone
   // stays in the block, which so is never left without a share of k.
-  double whole_from(State state) const {
+  double whole_from(State state, double epsilon) const {
     if (!kMagnitude) return kind.top(v);
-    const double rounding = 16 * Limits<double>::epsilon;
+    const double rounding = 16 * epsilon;
     const double level = v + rounding * (::fabs(state.pivot) + lam * ::fabs(state.delta));
     const double from = kind.top(level) * (1 + rounding);
     return from > 0 ? from : next_up(0 * v);
@@ -88,7 +88,8 @@ struct Solved : Curve<Kind> {
   using T = Wide<X>;
   T from, to;
 
-  Solved(const Row<X, Kind>& row, State state) : Curve<Kind>(row.kind, state, row.k, row.lam, row.debias) {
+  Solved(const Row<X, Kind>& row, State state)
+      : Curve<Kind>(row.kind, state, row.k, row.lam, row.debias, row.rounding) {
     const double low = this->v + this->lam * Kind::zero, high = this->v + this->lam * this->top;
     const double slack = 4 * Limits<T>::epsilon * (::fabs(state.pivot) + ::fabs(this->v) + ::fabs(high));
     constexpr double limit = Limits<T>::largest;
@@ -257,7 +258,7 @@ void forward_row(const Row<X, Kind>& row, State state, X* y) {
   } else {
     const Blocks blocks(row.n);
     if constexpr (Kind::kCheap) {
-      const Curve<Kind> curve(row.kind, state, row.k, row.lam, row.debias);
+      const Curve<Kind> curve(row.kind, state, row.k, row.lam, row.debias, row.rounding);
       blocks.run(row.threads, [&](std::size_t, std::size_t begin, std::size_t length) {
         write_cheap(curve, x + begin, length, y + begin);
       });

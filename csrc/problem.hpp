@@ -36,6 +36,7 @@ struct Problem {
   State* state;                          // written by forward, read by backward
   std::size_t threads;                   // at most so many
   const ResponseTable* table = nullptr;  // for two_sided: forward, backward and loss set it themselves
+  double rounding = 0x1p-52;             // of the states that backward is given: XLA may hold them as float32
 
   double k_of(std::size_t row) const { return k[row * k_stride]; }
   double lam_of(std::size_t row) const {

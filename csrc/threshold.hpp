@@ -268,6 +268,7 @@ struct Row {
   const Kind& kind;
   bool debias;
   std::size_t threads;
+  double rounding = Limits<double>::epsilon;  // of its state
 
   // Adds to ``read`` how many entries the search for the boundary has read.
   State solve(X* buffer, NormalGuess& normal, std::size_t& read) const;
@@ -283,7 +284,7 @@ struct Row {
   void gather_by_digits(Bracket<T>& bracket, Open<X>& open, const X* source, std::size_t size) const;
   void gather_otherwise(Bracket<T>& bracket, Open<X>& open, const Moments<T>& row) const;
   double small_threshold(const Open<X>& open, double left, double least, double small, double tolerance) const;
-  State from_nearest(const Open<X>& open, double left, State state) const;
+  State from_nearest(const Open<X>& open, double left, State state, double size) const;
   Distances distances_from(const Open<X>& open, const Distance& distance) const;
   State at_gap(const Open<X>& open, State state) const;
   State find(Bracket<T>& bracket, Open<X>& open) const;
@@ -408,16 +409,16 @@ double Row<X, Kind>::small_threshold(const Open<X>& open, double left, double le
 // For p > 2: the same threshold, measured from the entry that is nearest to it.
 //
 // There a response is as steep as it likes: of an entry at t = 1e-16, S is 0.03 for p = 12. With that entry as the pivot
-// its t is delta, and has all its digits.
+// its t is delta, and has all its digits. ``size`` is what the state is rounded by, in units of lam.
 template <class X, class Kind>
-State Row<X, Kind>::from_nearest(const Open<X>& open, double left, State state) const {
+State Row<X, Kind>::from_nearest(const Open<X>& open, double left, State state, double size) const {
   const Distance distance(state.pivot, state.delta, lam);
   double pivot = state.pivot, least = kInfinity;
   for (std::size_t i = 0; i < open.size; ++i) {
     const double a = double(key<kAbsolute>(open.entries[i])), away = ::fabs(distance(a));
     if (away < least) least = away, pivot = a;
   }
-  const double t = distance(pivot), rounding = 16 * Limits<double>::epsilon * (::fabs(state.delta) + ::fabs(t));
+  const double t = distance(pivot), rounding = 16 * Limits<double>::epsilon * (size + ::fabs(t));
   const Distances distances{open.entries, open.size, Distance(pivot, 0, lam), fill_distances<kAbsolute, X>};
   return {pivot, solve_delta(distances, left, lam, t - rounding, t + rounding, t, 0, 0, kind)};
 }
@@ -478,26 +479,27 @@ State Row<X, Kind>::find_in(Bracket<T>& bracket, Open<X>& open) const {
   // In float32 an error of 1e-7 before the last step leaves none that could be seen; sums in float have no more digits
   // than for 1e-6.
   const bool in_float = distances.in_float != nullptr && open.size > kTile;
-  const double tolerance = in_float ? 1e-6 : sizeof(T) == sizeof(float) ? 1e-7 : 0;
+  // For p > 2 a response is as steep as it likes near 0: there every digit of delta counts.
+  const bool steep = Kind::zero == 0 && kind.exponent < 1;
+  const double tolerance = steep ? 0 : in_float ? 1e-6 : sizeof(T) == sizeof(float) ? 1e-7 : 0;
   const double left = k - double(open.whole);
   if constexpr (Kind::kMagnitude) {
     const double least = kind.at(alone).value, small = pivot / 64;
     if (least < small) {
       const double v = small_threshold(open, left, least, small, tolerance);
-      if (v < small) return {v, 0};
+      if (v < small) return steep ? from_nearest(open, left, {v, 0}, v / lam) : State{v, 0};
       hi = smaller(hi, (pivot - small) / lam);
     }
   }
   double start = Kind::kFloor ? hi : lo + (hi - lo) / 2;
-  // For p > 2 a response is as steep as it likes near 0: there every digit of delta counts.
-  const double unit = Kind::zero == 0 && kind.exponent < 1 ? 0 : hi - lo;
+  const double unit = steep ? 0 : hi - lo;
   // The two-sided mask for p = 2 is next to free, and on so symmetric a response next to the answer.
   if (Kind::zero == -1 && !Kind::kCheap)
     start = solve_delta(distances, left, lam, lo, hi, start, unit, 1e-3, TwoSided<StraightHalf>{});
   const double delta = solve_delta(distances, left, lam, lo, hi, start, unit, tolerance, kind);
   // A threshold at 0 can go no lower: the signed mask then takes fewer than k.
   if (Kind::kFloor && delta >= -distance(0)) return {0, 0};
-  if (Kind::zero == 0 && kind.exponent < 1) return from_nearest(open, left, {pivot, delta});
+  if (steep) return from_nearest(open, left, {pivot, delta}, ::fabs(delta));
   return {pivot, delta};
 }
 

@@ -11,6 +11,8 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp
 
+import sparsetopk
+import sparsetopk.jax as st
 from jax_ways import with_four_devices
 from sparsetopk import _core as core
 from sparsetopk._maths.operator import Operator
@@ -470,3 +472,22 @@ def test_subnormal_halves_count_though_xla_flushes_subnormal_numbers():
     assert y.tolist() == [1, 0, 0, 0, 1]
     y, _, _ = threshold(x, 2.0, 0.0, (MAGNITUDE, 1.0, False))
     np.testing.assert_array_equal(np.asarray(y), np.asarray(x) * [1, 0, 0, 0, 1])
+
+
+@pytest.mark.parametrize("p", [1.1, 1.2, 1.5])
+@pytest.mark.parametrize("debias", [True, False])
+def test_a_state_in_float32_leaves_a_block_its_share(p, debias):
+    """Where the second entry has 1e-9 of the threshold, the first lacks that little. Rounding may not
+    make it whole, as nothing would be left for the block: its derivatives would be of the other side."""
+    rng, e = np.random.default_rng(0), 1 / (p - 1)
+    d, share = rng.uniform(0.5, 1.0, size=(400, 1)), 10 ** rng.uniform(-9, -7, size=(400, 1))
+    first, second = d**e + 0.1 * d, d**e + 0.1 * d * share ** (1 / e)
+    x = np.float32(np.concatenate([first, second, 0.1 * second], axis=1))
+    g = np.float32(rng.normal(size=x.shape))
+    f = lambda x, k, lam: st.topk_mag(x, k, lam, p=p, debias=debias)  # noqa: E731
+    k, lam = np.full((400, 1), 1.0, np.float32), np.full((400, 1), 0.1, np.float32)
+    found = jax.vjp(f, *map(jnp.asarray, (x, k, lam)))[1](jnp.asarray(g))
+    at = (np.float64(v) for v in (x, k, lam))
+    want = sparsetopk.topk_mag_vjp(*at, p=p, debias=debias, dy=np.float64(g))
+    for one, other in zip(found, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4 * np.abs(other).max())

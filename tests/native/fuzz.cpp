@@ -4,6 +4,7 @@
 //
 //   fuzz [seed] [effort]      effort 1 takes about a minute; 0 tries threads and memory alone
 #include <signal.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -59,7 +60,9 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr unsigned kPatience = 20;  // seconds until a call counts as endless
+// Seconds of CPU time until a call counts as endless, as a process may be stopped meanwhile; and by the clock, for one
+// that waits for ever.
+constexpr unsigned kPatience = 20, kWait = 1800;
 
 std::mt19937_64 rng;
 double effort = 1;
@@ -80,7 +83,9 @@ void begin_call(const char* format, Values... values) {
   std::snprintf(current, sizeof(current), format, values...);
   row_of_it[0] = 0;
   failed = false;
-  alarm(kPatience);
+  const itimerval patience{{0, 0}, {kPatience, 0}};
+  setitimer(ITIMER_PROF, &patience, nullptr);
+  alarm(kWait);
 }
 
 extern "C" void too_long(int) {
@@ -910,6 +915,7 @@ int main(int argc, char** argv) {
   rng.seed(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1);
   if (argc > 2) effort = std::atof(argv[2]);
   signal(SIGALRM, too_long);
+  signal(SIGPROF, too_long);
   fuzz_exceptions();
   for (std::size_t n : {std::size_t(1), std::size_t(33), std::size_t(5000), std::size_t(70000)}) fuzz_memory(n);
   if (effort == 0) return failures > 0;
