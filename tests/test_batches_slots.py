@@ -164,22 +164,27 @@ CHOICES = {"JAX": by_jax("core"), "XLA": by_jax("XLA operations"), "torch": by_t
 @every_kind
 @pytest.mark.parametrize("by", CHOICES)
 def test_a_chosen_lam_is_the_smallest(kind, p, by):
-    """By the number of entries of float64 output that are fractional, a little above it and below."""
+    """By the number of entries of float64 output that are fractional, a little above it and below.
+
+    What is so close to 1 that float32 may round it to 1, times k, does not count in the search: where
+    the response is flat at its end (two-sided, p < 2) that is a larger lam.
+    """
     at = batch(kind, p, 33)
     some = (at.k > 0) & (at.k < 33)
     x, k = at.x[some[:, 0]], at.k[some[:, 0]]
     lam = CHOICES[by](x, k, p=p, **OPTIONS[kind])
 
-    def fractional(lam):
+    def fractional(lam, margin=0.0):
         if kind == "debiased":
             y = sparsetopk.topk_mag(x, k, lam, p=p, debias=False)
             # An entry that stands alone solves y = S((|x| - y)/lam); one of the block has less.
             alone = sparsetopk.topk_mag(x, 33, lam, p=p, debias=False)
             return ((y != 0) & (np.abs(y) < (1 - 1e-9) * np.abs(alone))).sum(-1)
         y = sparsetopk.topk_mask(x, k, lam, p=p, **OPTIONS[kind])
-        return ((y > 0) & (y < 1)).sum(-1)
+        return ((y > 0) & (y < 1 - margin)).sum(-1)
 
-    enough, too_few = fractional(1.0001 * lam) >= 8, fractional(0.999 * lam) < 8
+    enough = fractional(1.0001 * lam) >= 8
+    too_few = fractional(0.999 * lam, 64 * EPS32 * np.maximum(1.0, k)) < 8
     assert enough.all(), (1 - enough.mean(), np.argwhere(~enough)[:5].tolist())
     assert too_few.all(), (1 - too_few.mean(), np.argwhere(~too_few)[:5].tolist())
 
