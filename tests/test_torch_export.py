@@ -202,6 +202,21 @@ def orderings(x, lam):
     ]
 
 
+def test_the_search_for_lam_is_one_node():
+    torch._dynamo.reset()
+
+    def f(x):
+        return [st.soft_rank(x, st.choose_rank_lam(x, 3, p=1.5), p=1.5)]
+
+    recorder = Recorder()
+    compiled = torch.compile(f, fullgraph=True, backend=recorder, dynamic=True)
+    for x in (gaussian(4, 6), gaussian(4, 9, seed=1)):
+        torch.testing.assert_close(gradients(compiled, [x]), gradients(f, [x]))
+    assert "sparsetopk.rank_lam.default" in recorder.forward
+    torch.library.opcheck(torch.ops.sparsetopk.rank_lam.default, (x, 3.0, 1.5, True, 1))
+    torch.library.opcheck(torch.ops.sparsetopk.rank_lam.default, (x, 3.0, 2.0, False, 0))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_compiled_ranks_are_solved_once(dtype, monkeypatch):
     torch._dynamo.reset()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._checks import check_size
+from ..._checks import check_exponent, check_size
 from ..._core import native
 from ..._maths import padding, select
 from ..._types import IsotonicSolver, SolverOptions
@@ -110,7 +110,15 @@ def choose_rank_lam(
     """
     x = x.detach() if isinstance(x, Tensor) else x
     rows, size = Rows.of("x", x, dim), check_size(size)
-    setting = IsotonicSetting.of(p, "identity", "pav", None, x)
+    check_exponent(p)
+    if native is not None and traced.takes(x):
+        return torch.ops.sparsetopk.rank_lam(x, size, float(p), bool(descending), rows.dim)
+    return _rank_lam(x, size, p, descending, rows.dim)
+
+
+def _rank_lam(x: Tensor, size: float, p: float, descending: bool, dim: int) -> Tensor:
+    """The same for checked arguments."""
+    rows, setting = Rows("x", x, dim), IsotonicSetting.of(p, "identity", "pav", None, x)
     data = rows.data.to(compute_dtype(x))
     invalid = any_of_row(~data.isfinite() & (data != -torch.inf))
     if x.numel() == 0:
@@ -174,8 +182,9 @@ def _ranks(rows: Rows, lam: Tensor, setting: IsotonicSetting, descending: bool) 
     return relax_rows(z, rho, lam, setting, floor_of(dtype)).y()
 
 
-# Both as one operator, which compiled graphs call.
+# As operators, which compiled graphs call: the search for lam would be thousands of nodes.
 _library = torch.library.Library("sparsetopk", "FRAGMENT")
+_library.define("rank_lam(Tensor x, float size, float p, bool descending, int dim) -> Tensor")
 _ASKED = "Tensor? lam, float lam_number, float p, bool descending, int dim, bool rank"
 _KEPT = "Tensor order, Tensor first, Tensor w_order, Tensor d"
 _library.define(f"ordered_backward(Tensor x, Tensor g, {_ASKED}, {_KEPT}) -> (Tensor, Tensor)")
@@ -314,6 +323,14 @@ def _derivative(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...
     return dx, None if lam is None else dlam, *[None] * (len(ctx.rest) + 1)
 
 
+def _rank_lam_shapes(x: Tensor, size: float, p: float, descending: bool, dim: int) -> Tensor:
+    check_not_onnx()
+    shape = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
+    return x.new_empty(shape, dtype=compute_dtype(x))
+
+
+_library.impl("rank_lam", lambda *asked: _rank_lam(*asked).contiguous(), "CPU")
+_library.impl("rank_lam", _rank_lam_shapes, "Meta")
 _library.impl("ordered_backward", _ordered_backward, "CPU")
 _library.impl("ordered_backward", _ordered_backward_shapes, "Meta")
 register(
