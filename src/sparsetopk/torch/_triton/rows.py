@@ -26,9 +26,11 @@ def places(m, n, ROWS: tl.constexpr, BLOCK: tl.constexpr, after=0):
     """The rows of this program, where its entries are, and which of them there are.
 
     ``after`` is a number below 2^20 that is known only then: so places are computed again, where they
-    would be held in registers all the way from where they were first.
+    would be held in registers all the way from where they were first. Short rows have room for them.
     """
-    row = tl.program_id(0) * ROWS + (after >> 20) + tl.arange(0, ROWS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    if ROWS == 1:
+        row += after >> 20
     col = tl.arange(0, BLOCK)
     at = row.to(tl.int64)[:, None] * n + col[None, :]
     return row, at, (row < m)[:, None] & (col < n)[None, :]
