@@ -240,7 +240,7 @@ class HardenedModule(Module):
         if isinstance(self.lam, RunningLam):  # it finds its way
             return
         lam, mean = counted.lam, counted.competing.item() / counted.rows
-        is_hard = bool((torch.as_tensor(lam) == 0).any())  # by intention
+        is_hard = bool((lam == 0).any()) if isinstance(lam, Tensor) else lam == 0  # by intention
         if is_hard or _TOO_FEW <= mean < counted.entries:
             return
         advice = "it is hard in effect, take a larger" if mean < _TOO_FEW else "take a smaller"

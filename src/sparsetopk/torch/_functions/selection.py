@@ -249,7 +249,8 @@ def _check_slots(rows: Rows, k: Number, capacity: int) -> bool:
     """``check_slots`` where k can be read; whether it can."""
     readable = not isinstance(k, Tensor) or is_plain(k)
     if readable and rows.x.numel():
-        check_slots(capacity, float(k.double().max() if isinstance(k, Tensor) else k), rows.n)
+        most = k.detach().double().max() if isinstance(k, Tensor) else k
+        check_slots(capacity, float(most), rows.n)
     return readable
 
 
