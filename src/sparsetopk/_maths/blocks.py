@@ -79,13 +79,7 @@ class Blocks(NamedTuple):
         slope, alone = reg.slope(d), size == 1
         steepness = xp.where(alone, slope, totals([slope])[0]) + lam * phi.curvature(u, weight)
         flat = steepness <= 0
-        whole = flat
-        if phi.straight:
-            # What an entry alone has is its weight, but for one whose weight is lost in rounding: beside
-            # others that lack so little that they count as whole, S(d) has the digits.
-            lost = (weight == 0) & (d - reg.zero > 64.0 * float(xp.finfo(d.dtype).eps))
-            whole = flat | (alone & ~lost)
-        whole = whole & ~pinned
+        whole = (flat | alone if phi.straight else flat) & ~pinned
         return cls(
             xp=xp,
             reg=reg,
@@ -104,6 +98,15 @@ class Blocks(NamedTuple):
             pinned=pinned,
             whole=whole,
         )
+
+    def with_digits(self) -> Blocks:
+        """For top-k: what an entry alone has is its weight, unless that is lost in rounding. Beside
+        others that lack so little that they count as whole, S(d) has the digits."""
+        if not self.phi.straight:
+            return self
+        far = self.d - self.reg.zero > 64.0 * float(self.xp.finfo(self.d.dtype).eps)
+        lost = self.alone & (self.steepness > 0) & (self.weight == 0) & far
+        return self._replace(whole=self.whole & ~lost)
 
     def y(self) -> Array:
         """S(d), or the debiased S(d) + lam d."""

@@ -213,7 +213,7 @@ class Relaxed(NamedTuple):
             floor=floor,
             debias=operator.debias and operator.op == MAGNITUDE,
         )
-        return cls(xp, operator, split, sums, x, sign, k, lam, left, t, v, blocks)
+        return cls(xp, operator, split, sums, x, sign, k, lam, left, t, v, blocks.with_digits())
 
     @property
     def a(self) -> Array:
