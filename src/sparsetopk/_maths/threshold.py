@@ -390,7 +390,10 @@ class _Problem(NamedTuple):
         them, or there is none, and the other is far away in units of lam.
         """
         xp, lam = self.xp, self.lam
-        pivot = xp.minimum(xp.maximum(at.v - lam * at.newton, at.lo), at.hi)
+        # A choice between the product and the sum: else a compiler that fuses them in one place and not
+        # in another, where it computes the pivot again, has two pivots.
+        step = xp.where(at.newton == 0, 0.0, lam * at.newton)
+        pivot = xp.minimum(xp.maximum(at.v - step, at.lo), at.hi)
         # The ends are in units of lam: a little wider, as they are rounded.
         wider = 1.0 + 4.0 * float(xp.finfo(pivot.dtype).eps)
         lo, hi = ((pivot - end) * wider / lam for end in (at.hi, at.lo))
