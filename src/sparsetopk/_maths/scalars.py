@@ -30,9 +30,12 @@ def smallest(xp: Any, x: Array) -> float:
 
 
 def inverse(xp: Any, x: Array) -> Array:
-    """1/x, where a framework that differentiates it has no need of 1/x^2, which may be infinite."""
-    scale = xp.stop_gradient(1.0 / x)
-    return scale / (x * scale)
+    """1/x, whose derivative has no need of 1/x^2, which may be infinite."""
+
+    def slope(y: Array, _: Any, tangents: Any) -> Array:
+        return -(y * tangents[0]) * y
+
+    return xp.with_derivative(lambda x: 1.0 / x, slope)(x)
 
 
 def _newton(xp: Any, step: Any, start: Array) -> Array:

@@ -205,9 +205,15 @@ class HardenedModule(Module):
         mean = self._counted.competing / self._counted.rows
         return {"competing": mean, "share": mean / self._counted.entries}
 
-    def watch(self, competing: Callable[[], Tensor], rows: int, entries: int) -> None:
-        """Tell a running lam which entries compete in rows of so many, and count them now and then."""
-        moves, counts = isinstance(self.lam, RunningLam), not torch.compiler.is_compiling()
+    def watch(
+        self, competing: Callable[[], Tensor], rows: int, entries: int, counts: bool = True
+    ) -> None:
+        """Tell a running lam which entries compete in rows of so many, and count them now and then if
+        that ``counts``."""
+        moves, counts = (
+            isinstance(self.lam, RunningLam),
+            counts and not torch.compiler.is_compiling(),
+        )
         # Else a graph would have a region without a gradient and with nothing in it, which torch.export
         # cannot save.
         if not self.training or not (moves or counts):
@@ -254,6 +260,11 @@ class HardenedModule(Module):
         return super().extra_repr() + (", hard_eval=True" if self.hard_eval else "")
 
 
+def selects(k: Number, n: int) -> bool:
+    """Whether there is anything to choose: all of n entries, or none, do not compete with any lam."""
+    return isinstance(k, Tensor) or 0 < k < n
+
+
 class Operator(HardenedModule):
     """A top-k operator as a module."""
 
@@ -274,5 +285,5 @@ class Operator(HardenedModule):
                 seen = operator(x.detach(), k, lam, **{**self.options, "straight_through": False})
             return (seen != 0) & (seen.abs() != whole)
 
-        self.watch(competing, x.numel() // max(n, 1), n)
+        self.watch(competing, x.numel() // max(n, 1), n, selects(k, n))
         return y

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .._checks import check_positive_int
 from .._maths.select import check_slots, default_capacity
 from ._functions.operators import topk_mask
-from ._modules import HardenedModule, Lam
+from ._modules import HardenedModule, Lam, selects
 from ._rows.arguments import check_float_tensor
 
 
@@ -61,7 +61,7 @@ class _Selector(HardenedModule):
         def competing() -> Tensor:
             return (relaxed.detach() > 0) & (relaxed.detach() < 1)
 
-        self.watch(competing, scores.numel() // max(slots, 1), n)
+        self.watch(competing, scores.numel() // max(slots, 1), n, selects(self.k, n))
         selected = torch.arange(slots, device=scores.device) < self.k
         selected = selected & (scores.detach() > -torch.inf)
         return selected.to(relaxed.dtype) + (relaxed - relaxed.detach()), selected

@@ -21,7 +21,7 @@ from .._checks import check_choice
 from .._maths.select import default_capacity
 from ._functions.operators import topk_mask
 from ._functions.selection import check_capacity, is_hard, select_slots, topk_select
-from ._modules import HardenedModule, Lam, RunningLam
+from ._modules import HardenedModule, Lam, RunningLam, selects
 from ._private import current_backward
 from ._rows.arguments import Number, check_float_tensor, is_plain, show
 from ._spread.groups import check_group
@@ -293,9 +293,10 @@ class ExpertChoice(_Router):
         options = {"mask": mask, "group": self.group, **self.options}
         route = partial(expert_choice, self._noisy(logits), k, self.current_lam, **options)
         # A slot for every token: what is dropped competes too, or lam would grow for ever.
-        self.watch(
-            lambda: route(capacity=tokens).competing, logits.numel() // max(tokens, 1), tokens
-        )
+        rows = logits.numel() // max(tokens, 1)
+        # Over a group only all ranks together know who competes.
+        counts = self.group is None and selects(k, tokens)
+        self.watch(lambda: route(capacity=tokens).competing, rows, tokens, counts)
         return route(capacity=capacity)
 
     def extra_repr(self) -> str:
@@ -339,9 +340,9 @@ class TokenChoice(_Router):
             capacity = max(1, math.ceil(self.capacity_factor * float(self.k) * tokens / experts))
         options = {"mask": mask, **self.options}
         route = partial(token_choice, self._noisy(logits), self.k, self.current_lam, **options)
-        self.watch(
-            lambda: route(capacity=tokens).competing, logits.numel() // max(experts, 1), experts
-        )
+        rows = logits.numel() // max(experts, 1)
+        counts = selects(self.k, experts)
+        self.watch(lambda: route(capacity=tokens).competing, rows, experts, counts)
         return route(capacity=None if capacity is None else min(capacity, tokens))
 
 

@@ -16,7 +16,7 @@ from .._types import Completion, Reduction
 from ._functions.losses import topk_loss
 from ._functions.operators import topk, topk_mag, topk_mask, topk_sign
 from ._functions.selection import Selection, check_capacity, is_hard, topk_select
-from ._modules import HardenedModule, Lam, Module, Operator, RunningLam
+from ._modules import HardenedModule, Lam, Module, Operator, RunningLam, selects
 from ._rows.arguments import Dim, Number, entries
 from ._sae import TopKSAE
 from ._selectors import PatchSelector, SelectedTokens, TokenSelector, TopKAttention
@@ -161,7 +161,7 @@ class TopKSelect(HardenedModule):
             y = topk_mask(x.detach(), k, lam, **options)
             return (y > 0) & (y < 1)
 
-        self.watch(competing, x.numel() // max(n, 1), n)
+        self.watch(competing, x.numel() // max(n, 1), n, selects(k, n))
         return selection
 
 
