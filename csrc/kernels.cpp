@@ -81,7 +81,7 @@ void forward(const Problem& problem, std::size_t begin, std::size_t end, void* y
     for (std::size_t i = begin; i < end; ++i) {
       const Row<X, Kind> row = rows[i];
       X* out = static_cast<X*>(y) + i * problem.n;
-      problem.state[i] = row.solve(out, normal, read);
+      problem.keep(i, row.solve(out, normal, read));
       forward_row(row, problem.state[i], out);
     }
     add_entries_read(read);

@@ -668,7 +668,7 @@ void forward_other(const Problem& problem, const Kind& kind, std::size_t i, X* y
                    std::size_t& read) {
   const X* x = static_cast<const X*>(problem.x) + i * problem.row_stride;
   const Row<X, Kind> row{x, problem.n, problem.k_of(i), problem.lam_of(i), kind, problem.debias, 1};
-  problem.state[i] = row.solve(y + i * problem.n, normal, read);
+  problem.keep(i, row.solve(y + i * problem.n, normal, read));
   forward_row(row, problem.state[i], y + i * problem.n);
 }
 
@@ -707,7 +707,7 @@ void forward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, 
     to_signed_rows<Kind, T>(problem, first, count, keys, y);
     T pivots[kW], deltas[kW];
     store(rows.pivot, pivots), store(rows.delta, deltas);
-    for (std::size_t i = 0; i < count; ++i) problem.state[first + i] = {double(pivots[i]), double(deltas[i])};
+    for (std::size_t i = 0; i < count; ++i) problem.keep(first + i, {double(pivots[i]), double(deltas[i])});
     for (unsigned bits = ~bits_of(rows.solved & ~unclear) & ((1u << count) - 1); bits != 0; bits &= bits - 1)
       forward_other(problem, kind, first + std::size_t(__builtin_ctz(bits)), y, normal, read);
   }
@@ -804,7 +804,7 @@ void forward_hard_lanes(const Problem& problem, const Kind& kind, std::size_t be
     T pivots[kW], overs[kW];
     store(boundary.above, pivots), store(over, overs);
     for (std::size_t i = 0; i < count; ++i)
-      problem.state[first + i] = {double(pivots[i]), problem.k_of(first + i) - double(overs[i])};
+      problem.keep(first + i, {double(pivots[i]), problem.k_of(first + i) - double(overs[i])});
     const unsigned solved = bits_of(asked.fits & boundary.finite);
     for (unsigned bits = ~solved & ((1u << count) - 1); bits != 0; bits &= bits - 1)
       forward_other(problem, kind, first + std::size_t(__builtin_ctz(bits)), y, normal, read);

@@ -44,6 +44,9 @@ struct Problem {
     const double value = lam[row * lam_stride];
     return value > 0 && value < least ? least : value;
   }
+  // Without the sign of a zero: whether 0 or -0 is the largest of a row depends on the order of comparisons, and every
+  // instruction-set level has its own.
+  void keep(std::size_t row, State found) const { state[row] = {found.pivot + 0.0, found.delta + 0.0}; }
   // Whether lam = 0 for all rows, and so no p has a part in what they are.
   bool hard() const { return lam_stride == 0 && rows > 0 && lam[0] == 0; }
 };

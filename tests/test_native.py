@@ -432,3 +432,20 @@ def test_a_core_from_other_sources_is_refused():
     for name, other in (("buckets", 512), ("piece", offsets), ("dtypes", (0, 1, 3, 2))):
         with pytest.raises(RuntimeError, match=f"got another {name};"):
             layout.check({**found, name: other})
+
+
+@pytest.mark.parametrize("n", [8, 100, 129, 1000])
+@pytest.mark.parametrize(("op", "exponent"), [(0, 1.0), (0, 2.0), (0, 0.5), (1, 1.0), (3, 2.0)])
+def test_a_state_has_no_sign_of_zero(op, exponent, n):
+    """Whether the largest of a row is 0 or -0 depends on the instruction set; no bit of a result may."""
+    rng = np.random.default_rng(n)
+    rows, of_zeros = 37, rng.choice([0.0, -0.0], size=(37, n))
+    x = np.where(rng.random((rows, n)) < 0.7, of_zeros, rng.normal(size=(rows, n)))
+    k, lam = (rng.choice(v, size=rows).astype(float) for v in ([1, 3.5, n // 2], [0, 0.1, 100]))
+    y, state = np.empty_like(x), np.empty((rows, 2))
+    at_x, at_k, at_lam, at_state, at_y = (v.ctypes.data for v in (x, k, lam, state, y))
+    native.threshold_forward(
+        op, exponent, False, 1, rows, n, n, at_x, at_k, 1, at_lam, 1, at_state, at_y, 1
+    )
+    assert (state == 0).any()
+    assert not np.signbit(state[state == 0]).any()
