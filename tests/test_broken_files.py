@@ -34,6 +34,16 @@ def test_a_corrupt_run_is_made_again(tmp_path, capsys, content):
     assert book.run("one", {"a": 1}, lambda _: {"found": 8}) == {"found": 7}
 
 
+def test_a_checkpoint_does_not_outlive_its_run(tmp_path):
+    """Killed after its results were written, and before the checkpoint was removed."""
+    book = Book(Options(tmp_path), "moe")
+    book.run("one", {"a": 1}, lambda _: {"found": 7})
+    left = tmp_path / "moe" / "runs" / "one.checkpoint"
+    left.write_bytes(b"left")
+    assert book.run("one", {"a": 1}, lambda _: {"found": 8}) == {"found": 7}
+    assert not left.exists()
+
+
 @pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04broken", b"\x80\x04K\x03."])
 def test_a_corrupt_checkpoint_is_left_out(tmp_path, capsys, content):
     checkpoint = Checkpoint(tmp_path / "one.checkpoint", {"a": 1})

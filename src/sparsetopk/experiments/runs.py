@@ -103,14 +103,12 @@ class Book:
         under the key "seconds"; the rest must be the same every time."""
         path = self.directory / "runs" / f"{name}.json"
         settings = json.loads(json.dumps(settings))
-        known = _known(path)
-        if known is not None and known["settings"] == settings:
-            return known["results"]
-        checkpoint = Checkpoint(path.with_suffix(".checkpoint"), settings)
-        results = make(checkpoint)
-        write_json(path, {"settings": settings, "results": results})
-        checkpoint.path.unlink(missing_ok=True)
-        return results
+        known, checkpoint = _known(path), Checkpoint(path.with_suffix(".checkpoint"), settings)
+        if known is None or known["settings"] != settings:
+            known = {"settings": settings, "results": make(checkpoint)}
+            write_json(path, known)
+        checkpoint.path.unlink(missing_ok=True)  # also where it was interrupted right before this
+        return known["results"]
 
     def finish(self, settings: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
         """Write result.json, which says all that is needed to make it again; returns its content."""
