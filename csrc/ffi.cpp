@@ -37,6 +37,19 @@ using ffi::Error;
 using Result = ffi::Result<AnyBuffer>;
 using Shape = std::vector<std::int64_t>;
 
+// The static arguments of a call, by the names that JAX gives them: of a handler's signature they are the part that
+// XLA cannot tell by types alone.
+constexpr char kOp[] = "op", kExponent[] = "exponent", kDebias[] = "debias", kIgnored[] = "ignored",
+               kSpread[] = "spread", kFractional[] = "fractional", kLeast[] = "least", kPhi[] = "phi";
+using Op = ffi::Attr<std::int32_t, kOp>;
+using Exponent = ffi::Attr<double, kExponent>;
+using Debias = ffi::Attr<bool, kDebias>;
+using Ignored = ffi::Attr<std::int64_t, kIgnored>;
+using Spread = ffi::Attr<bool, kSpread>;
+using Fractional = ffi::Attr<std::int64_t, kFractional>;
+using Least = ffi::Attr<double, kLeast>;
+using Phi = ffi::Attr<std::int32_t, kPhi>;
+
 std::size_t usable_cpus() {
 #ifdef __linux__
   cpu_set_t set;
@@ -239,33 +252,22 @@ void check_state(Checker& check, const Rows& rows, const AnyBuffer& lam, const A
 
 // y, and the state of every row.
 Error threshold(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, Result y, Result pivot, Result delta,
-                std::int32_t op, double exponent, bool debias) {
+                Op op, Exponent exponent, Debias debias) {
   const Rows rows(x);
   Checker check;
-  check_problem(check, rows, x, whole, frac, lam, op);
+  check_problem(check, rows, x, whole, frac, lam, *op);
   check.dtype("y", *y, {x.element_type()});
   check.shape("y", *y, rows.shape);
   check_state(check, rows, lam, *pivot, *delta);
   if (!check.passed()) return check.error();
 
   Numbers numbers(rows.count, whole, frac, lam);
-  forward(numbers.of(rows, x, op, exponent, debias), y->untyped_data());
+  forward(numbers.of(rows, x, *op, *exponent, *debias), y->untyped_data());
   numbers.store_state(*pivot, *delta);
   return Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(threshold_handler, translated(threshold),
-                       ffi::Ffi::Bind()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Attr<std::int32_t>("op")
-                           .Attr<double>("exponent")
-                           .Attr<bool>("debias"));
+XLA_FFI_DEFINE_HANDLER(threshold_handler, translated(threshold));
 
 // The state of every row, among the arguments of a backward, and its results.
 void check_backward(Checker& check, const Rows& rows, const AnyBuffer& x, const AnyBuffer& lam, const AnyBuffer& pivot,
@@ -282,11 +284,10 @@ void check_backward(Checker& check, const Rows& rows, const AnyBuffer& x, const 
 
 // The cotangents of x, k and lam, from the state of every row and the cotangent g of y.
 Error threshold_backward(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, AnyBuffer pivot, AnyBuffer delta,
-                         AnyBuffer g, Result dx, Result dk, Result dlam, std::int32_t op, double exponent,
-                         bool debias) {
+                         AnyBuffer g, Result dx, Result dk, Result dlam, Op op, Exponent exponent, Debias debias) {
   const Rows rows(x);
   Checker check;
-  check_problem(check, rows, x, whole, frac, lam, op);
+  check_problem(check, rows, x, whole, frac, lam, *op);
   check_backward(check, rows, x, lam, pivot, delta, *dx, *dk, *dlam);
   check.dtype("g", g, {x.element_type()});
   check.shape("g", g, rows.shape);
@@ -295,7 +296,7 @@ Error threshold_backward(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer
   Numbers numbers(rows.count, whole, frac, lam);
   numbers.load_state(pivot, delta);
   std::vector<double> in_k(rows.count), in_lam(rows.count);
-  Problem problem = numbers.of(rows, x, op, exponent, debias);
+  Problem problem = numbers.of(rows, x, *op, *exponent, *debias);
   if (pivot.element_type() == DataType::F32) problem.rounding = 0x1p-23;
   backward(problem, g.untyped_data(), dx->untyped_data(), in_k.data(), in_lam.data());
   store(*dk, rows.count, [&](std::size_t i) { return in_k[i]; });
@@ -303,50 +304,27 @@ Error threshold_backward(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer
   return Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(threshold_backward_handler, translated(threshold_backward),
-                       ffi::Ffi::Bind()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Attr<std::int32_t>("op")
-                           .Attr<double>("exponent")
-                           .Attr<bool>("debias"));
+XLA_FFI_DEFINE_HANDLER(threshold_backward_handler, translated(threshold_backward));
 
 // f(x, 1_k) of every row, for the operators that have a loss.
-Error value(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, Result found, std::int32_t op,
-            double exponent) {
+Error value(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, Result found, Op op, Exponent exponent) {
   const Rows rows(x);
   Checker check;
-  check_problem(check, rows, x, whole, frac, lam, op);
+  check_problem(check, rows, x, whole, frac, lam, *op);
   check_numbers(check, rows, "value", *found);
-  check.require(op == int(Operator::mask) || op == int(Operator::two_sided), "op", "be 0 or 3", std::to_string(op));
+  check.require(*op == int(Operator::mask) || *op == int(Operator::two_sided), "op", "be 0 or 3", std::to_string(*op));
   if (!check.passed()) return check.error();
 
   Numbers numbers(rows.count, whole, frac, lam);
   std::vector<double> values(rows.count);
   const std::unique_ptr<char[]> y(new char[x.size_bytes()]);
   const Targets none{nullptr, 0, false, nullptr};
-  loss(numbers.of(rows, x, op, exponent, false), none, y.get(), values.data());
+  loss(numbers.of(rows, x, *op, *exponent, false), none, y.get(), values.data());
   store(*found, rows.count, [&](std::size_t i) { return values[i]; });
   return Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(value_handler, translated(value),
-                       ffi::Ffi::Bind()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Attr<std::int32_t>("op")
-                           .Attr<double>("exponent"));
+XLA_FFI_DEFINE_HANDLER(value_handler, translated(value));
 
 // Class indices for the core. One that is no class is ignored by it; its rows are in ``bad``.
 std::vector<std::int64_t> labels_of(const AnyBuffer& labels, std::size_t n, std::int64_t ignored,
@@ -372,23 +350,23 @@ void spoil(const AnyBuffer& rows, std::size_t row, std::size_t n) {
 
 // The loss of every row for its label, and its gradient y - t; NaN where the label is no class.
 Error label_loss(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, AnyBuffer labels, Result found,
-                 Result slope, std::int32_t op, double exponent, std::int64_t ignored, bool spread) {
+                 Result slope, Op op, Exponent exponent, Ignored ignored, Spread spread) {
   const Rows rows(x);
   Checker check;
-  check_problem(check, rows, x, whole, frac, lam, op);
+  check_problem(check, rows, x, whole, frac, lam, *op);
   check.dtype("labels", labels, {DataType::S32, DataType::S64});
   check.shape("labels", labels, rows.per_row);
   check_numbers(check, rows, "value", *found);
   check.dtype("slope", *slope, {x.element_type()});
   check.shape("slope", *slope, rows.shape);
-  check.require(op == int(Operator::mask) || op == int(Operator::two_sided), "op", "be 0 or 3", std::to_string(op));
+  check.require(*op == int(Operator::mask) || *op == int(Operator::two_sided), "op", "be 0 or 3", std::to_string(*op));
   if (!check.passed()) return check.error();
 
   Numbers numbers(rows.count, whole, frac, lam);
   std::vector<double> values(rows.count);
   std::vector<std::size_t> bad;
-  const std::vector<std::int64_t> classes = labels_of(labels, rows.n, ignored, bad);
-  loss(numbers.of(rows, x, op, exponent, false), {classes.data(), ignored, spread, nullptr}, slope->untyped_data(),
+  const std::vector<std::int64_t> classes = labels_of(labels, rows.n, *ignored, bad);
+  loss(numbers.of(rows, x, *op, *exponent, false), {classes.data(), *ignored, *spread, nullptr}, slope->untyped_data(),
        values.data());
   for (const std::size_t row : bad) {
     values[row] = std::nan("");
@@ -398,19 +376,7 @@ Error label_loss(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, An
   return Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(label_loss_handler, translated(label_loss),
-                       ffi::Ffi::Bind()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Attr<std::int32_t>("op")
-                           .Attr<double>("exponent")
-                           .Attr<std::int64_t>("ignored")
-                           .Attr<bool>("spread"));
+XLA_FFI_DEFINE_HANDLER(label_loss_handler, translated(label_loss));
 
 // Rows to threads, some at a time, so that a short row costs no more than it must.
 struct SlotsOfRows {
@@ -464,15 +430,14 @@ Error select_largest(AnyBuffer y, Result indices) {
   return Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(select_largest_handler, translated(select_largest),
-                       ffi::Ffi::Bind().Arg<AnyBuffer>().Ret<AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER(select_largest_handler, translated(select_largest));
 
 // The operator in slots, and the state of every row.
 Error select_solved(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, Result values, Result indices,
-                    Result dropped, Result pivot, Result delta, std::int32_t op, double exponent, bool debias) {
+                    Result dropped, Result pivot, Result delta, Op op, Exponent exponent, Debias debias) {
   const Rows rows(x);
   Checker check;
-  check_problem(check, rows, x, whole, frac, lam, op);
+  check_problem(check, rows, x, whole, frac, lam, *op);
   const Shape slots = check_slots(check, rows, *indices);
   check.require(rows.n == 0 || slots.back() > 0, "indices", "have a slot", "none");
   check.dtype("values", *values, {x.element_type()});
@@ -483,35 +448,22 @@ Error select_solved(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam,
 
   Numbers numbers(rows.count, whole, frac, lam);
   std::vector<double> left_out(rows.count);
-  select(numbers.of(rows, x, op, exponent, debias),
+  select(numbers.of(rows, x, *op, *exponent, *debias),
          {std::size_t(slots.back()), values->untyped_data(), indices->typed_data<std::int32_t>(), left_out.data()});
   store(*dropped, rows.count, [&](std::size_t i) { return left_out[i]; });
   numbers.store_state(*pivot, *delta);
   return Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(select_solved_handler, translated(select_solved),
-                       ffi::Ffi::Bind()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Attr<std::int32_t>("op")
-                           .Attr<double>("exponent")
-                           .Attr<bool>("debias"));
+XLA_FFI_DEFINE_HANDLER(select_solved_handler, translated(select_solved));
 
 // The cotangents of x, k and lam from those of values and dropped.
 Error select_pulled(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, AnyBuffer pivot, AnyBuffer delta,
                     AnyBuffer indices, AnyBuffer of_values, AnyBuffer of_dropped, Result dx, Result dk, Result dlam,
-                    std::int32_t op, double exponent, bool debias) {
+                    Op op, Exponent exponent, Debias debias) {
   const Rows rows(x);
   Checker check;
-  check_problem(check, rows, x, whole, frac, lam, op);
+  check_problem(check, rows, x, whole, frac, lam, *op);
   check_backward(check, rows, x, lam, pivot, delta, *dx, *dk, *dlam);
   const Shape slots = check_slots(check, rows, indices);
   check.dtype("of_values", of_values, {x.element_type()});
@@ -524,7 +476,7 @@ Error select_pulled(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam,
   std::vector<double> left_out(rows.count), in_k(rows.count), in_lam(rows.count);
   add(of_dropped, left_out);
   select_backward(
-      numbers.of(rows, x, op, exponent, debias),
+      numbers.of(rows, x, *op, *exponent, *debias),
       {std::size_t(slots.back()), indices.typed_data<std::int32_t>(), of_values.untyped_data(), left_out.data()},
       dx->untyped_data(), in_k.data(), in_lam.data());
   store(*dk, rows.count, [&](std::size_t i) { return in_k[i]; });
@@ -532,58 +484,32 @@ Error select_pulled(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam,
   return Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(select_pulled_handler, translated(select_pulled),
-                       ffi::Ffi::Bind()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Attr<std::int32_t>("op")
-                           .Attr<double>("exponent")
-                           .Attr<bool>("debias"));
+XLA_FFI_DEFINE_HANDLER(select_pulled_handler, translated(select_pulled));
 
 // The lam of every row that leaves so many entries fractional; see lam.hpp.
-Error chosen_lam(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, Result lam, std::int32_t op, double exponent,
-                 std::int64_t fractional, double least) {
+Error chosen_lam(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, Result lam, Op op, Exponent exponent,
+                 Fractional fractional, Least least) {
   const Rows rows(x);
   Checker check;
-  check_rows(check, rows, x, whole, frac, op);
+  check_rows(check, rows, x, whole, frac, *op);
   check_numbers(check, rows, "lam", *lam);
-  check.require(op != int(Operator::sign), "op", "have no signs", std::to_string(op));
-  check.require(fractional >= 1 && std::size_t(fractional) <= rows.n, "fractional", "be in [1, n]",
-                std::to_string(fractional));
-  check.require(least > 0 && least < 1, "least", "be in (0, 1)", std::to_string(least));
+  check.require(*op != int(Operator::sign), "op", "have no signs", std::to_string(*op));
+  check.require(*fractional >= 1 && std::size_t(*fractional) <= rows.n, "fractional", "be in [1, n]",
+                std::to_string(*fractional));
+  check.require(*least > 0 && *least < 1, "least", "be in (0, 1)", std::to_string(*least));
   if (!check.passed()) return check.error();
 
   Numbers numbers(rows.count, whole, frac);
   std::vector<double> found(rows.count);
-  choose_lam(numbers.of(rows, x, op, exponent, false), std::size_t(fractional), least, found.data());
+  choose_lam(numbers.of(rows, x, *op, *exponent, false), std::size_t(*fractional), *least, found.data());
   store(*lam, rows.count, [&](std::size_t i) { return found[i]; });
   return Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(chosen_lam_handler, translated(chosen_lam),
-                       ffi::Ffi::Bind()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Attr<std::int32_t>("op")
-                           .Attr<double>("exponent")
-                           .Attr<std::int64_t>("fractional")
-                           .Attr<double>("least"));
+XLA_FFI_DEFINE_HANDLER(chosen_lam_handler, translated(chosen_lam));
 
 // d, block and paired of rows in any order; see isotonic.hpp.
-Error pav(AnyBuffer x, AnyBuffer w, AnyBuffer lam, Result d, Result block, Result paired, std::int32_t phi,
-          double exponent) {
+Error pav(AnyBuffer x, AnyBuffer w, AnyBuffer lam, Result d, Result block, Result paired, Phi phi, Exponent exponent) {
   const Rows rows(x);
   Checker check;
   check.require(!rows.shape.empty(), "x", "have at least one axis", "a scalar");
@@ -600,27 +526,18 @@ Error pav(AnyBuffer x, AnyBuffer w, AnyBuffer lam, Result d, Result block, Resul
   check.shape("paired", *paired, rows.shape);
   check.require(rows.n <= std::size_t(std::numeric_limits<std::int32_t>::max()), "x",
                 "have at most 2^31 - 1 entries per row", std::to_string(rows.n));
-  check.require(phi >= 0 && phi <= int(PhiName::exp), "phi", "be in [0, 3]", std::to_string(phi));
+  check.require(*phi >= 0 && *phi <= int(PhiName::exp), "phi", "be in [0, 3]", std::to_string(*phi));
   if (!check.passed()) return check.error();
   with_floats(x, [&](const auto* data) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(data)>>;
-    solve_permutahedron<T>(PhiName(phi), exponent, rows.count, rows.n, data, w.typed_data<T>(), lam.typed_data<T>(),
+    solve_permutahedron<T>(PhiName(*phi), *exponent, rows.count, rows.n, data, w.typed_data<T>(), lam.typed_data<T>(),
                            d->typed_data<T>(), block->typed_data<std::int32_t>(), paired->typed_data<std::int32_t>(),
                            thread_count());
   });
   return Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(pav_handler, translated(pav),
-                       ffi::Ffi::Bind()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Arg<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Ret<AnyBuffer>()
-                           .Attr<std::int32_t>("phi")
-                           .Attr<double>("exponent"));
+XLA_FFI_DEFINE_HANDLER(pav_handler, translated(pav));
 
 }  // namespace
 
