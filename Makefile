@@ -7,6 +7,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 WORKERS ?= auto
 
+# What Python has compiled is kept, whatever the environment says: else every process compiles torch, JAX and the rest
+# anew, which takes longer than to import them.
+export PYTHONDONTWRITEBYTECODE :=
+export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/bytecode
+
 .NOTPARALLEL:
 .PHONY: help demo test test-slow test-all test-thorough test-oldest test-newest test-pure
 .PHONY: lint bench gpu docs wheel sanitize sanitize-short fuzz mutate notes clean
