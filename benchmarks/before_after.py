@@ -49,7 +49,7 @@ def contestants() -> dict[str, Callable[[], object]]:
     x = torch.randn(64, 1000)
     add("soft_rank 64 x 1000", st.soft_rank, x)
     labels = torch.randint(100, (512,))
-    loss = lambda x: st.topk_loss(x, labels, 5, completion="spread")  # noqa: E731
+    loss = lambda x: st.topk_loss(x, labels, 5, 1.0, completion="spread")  # noqa: E731
     add("topk_loss 512 x 100", loss, torch.randn(512, 100))
     found["topk_select 64 x 1000"] = lambda: st.topk_select(x, 10)
     return found

@@ -102,15 +102,17 @@ One thread, float32, k of n entries of N(0, 1), lam = 0.1, p = 2. `torch.topk` i
 
 
 def benchmarks():
-    torch, jax, scale = (
-        json.loads((BENCHMARKS / f"{name}.json").read_text()) for name in ("torch", "jax", "scale")
+    torch, jax, scale, history = (
+        json.loads((BENCHMARKS / f"{name}.json").read_text())
+        for name in ("torch", "jax", "scale", "before_after")
     )
     draw_shapes(torch["shapes"])
     draw_lengths(torch["lengths"])
     opening = SPEED.format(
         kernels=torch["kernels"], torch=torch["versions"]["torch"], jax=jax["versions"]["jax"]
     )
-    return "\n\n".join([opening, *of_torch(torch), *of_jax(jax), *of_scale(scale)]) + "\n"
+    parts = [opening, *of_torch(torch), *of_jax(jax), *of_scale(scale), *of_history(history)]
+    return "\n\n".join(parts) + "\n"
 
 
 def shape(run):
@@ -243,6 +245,18 @@ def of_scale(content):
         "cloning them.",
         table(rows),
         "[Past one process](../scale.md) has the times on many processes, and a model of the cost.",
+    ]
+
+
+def of_history(content):
+    rows = [["", "before", "now", "now / before"]]
+    for name, ms in content["seconds"].items():
+        now, before = 1e3 * ms["now"], 1e3 * ms["before"]
+        rows.append([name, f"{before:.4g}", f"{now:.4g}", f"{now / before:.2f}"])
+    return [
+        "## Since the maths was written once",
+        f"`benchmarks/before_after.py`; before is {content['before']}. Milliseconds, {content['runs']}.",
+        table(rows),
     ]
 
 
