@@ -78,6 +78,24 @@ def test_attention_is_the_dense_formula(is_causal):
     assert np.abs(pairs[0][1][3]).max() > 0  # the indexer learns
 
 
+def test_attention_takes_no_harm_from_large_logits_of_what_competes():
+    """The keys that compete are not seen in the forward, however well they would fit the query."""
+    q, k, v, a, b = (draw(2, 20, *s).astype("float32") for s in [(2, 4)] * 3 + [(6,)] * 2)
+    where = jnp.ones((2, 20), dtype=bool).at[1].set(False)
+
+    def found(lam, *at):
+        return st.topk_attention(100 * at[0], *at[1:], 3, lam, capacity=20, where=where)
+
+    y, derivative = jax.vjp(lambda *at: found(0.5, *at), q, k, v, a, b)
+    np.testing.assert_allclose(y, found(0.0, q, k, v, a, b), rtol=1e-6)
+    assert all(jnp.isfinite(g).all() for g in derivative(1e3 * jnp.ones_like(y)))
+
+
+def test_what_is_selected_has_the_weight_1_to_the_last_bit():
+    weights = st.select_tokens(draw(500, 12, 1), draw(500, 12), 3, 0.7).weights
+    np.testing.assert_array_equal(jnp.sort(weights, -1)[:, -3:], 1.0)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

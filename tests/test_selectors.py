@@ -64,6 +64,29 @@ def test_attention_is_the_dense_formula(causal):
     assert hard.slots(20) == 3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_attention_takes_no_harm_from_large_logits_of_what_competes(dtype):
+    """The keys that compete are not seen in the forward, however well they would fit the query."""
+    layer, x, mask = attention_case(False)
+    with torch.no_grad():
+        layer.inputs.weight *= 40
+    layer, x = layer.to(dtype), x.detach().to(dtype).requires_grad_()
+    hard = copy.deepcopy(layer).eval()
+    for seen in (None, mask):
+        y = layer(x, seen)
+        torch.testing.assert_close(y, hard(x, seen))
+        found = torch.autograd.grad(1e3 * y.sum(), [x, *layer.parameters()])
+        assert all(g.isfinite().all() for g in found)
+
+
+def test_attention_of_an_empty_batch():
+    layer, x, mask = attention_case(True)
+    y = layer(x[:0], mask[:0])
+    y.sum().backward()
+    assert y.shape == (0, 20, 16)
+    assert not layer.index.weight.grad.any()
+
+
 def test_attention_keeps_nothing_of_the_size_of_a_matrix():
     layer, length = TopKAttention(16, 2, 3, capacity=6, index_dim=4), 400
     sizes = []

@@ -207,18 +207,15 @@ class TopKAttention(_Selector):
         a = a / math.sqrt(a.shape[-1])
         at, allowed = self._candidates(a.detach(), b.detach(), mask)
         scores = (a.unsqueeze(2) * _rows_at(b, at)).sum(dim=-1)
-        y, _ = self.select(scores.masked_fill(~allowed, -torch.inf), length)
+        y, selected = self.select(scores.masked_fill(~allowed, -torch.inf), length)
         q, k, v = self.inputs(x).chunk(3, dim=-1)
-        slots = at.shape[-1]
-        q = q.reshape(batch, length, self.heads, 1, -1) / math.sqrt(dim // self.heads)
-        k, v = (
-            _rows_at(each, at).reshape(batch, length, slots, self.heads, -1).transpose(2, 3)
-            for each in (k, v)
-        )
+        heads = self.heads, dim // self.heads
+        q = q.reshape(batch, length, heads[0], 1, heads[1]) / math.sqrt(heads[1])
+        k, v = (_rows_at(each, at).reshape(*at.shape, *heads).transpose(2, 3) for each in (k, v))
         logits = (q * k).sum(dim=-1).masked_fill(~allowed.unsqueeze(2), -torch.inf)
-        top = logits.detach().amax(dim=-1, keepdim=True)
-        weights = (logits - top.nan_to_num(neginf=0.0)).exp() * y.to(logits.dtype).unsqueeze(2)
-        total = weights.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+        weights = _exp(logits, selected.unsqueeze(2)) * y.to(logits.dtype).unsqueeze(2)
+        # At least 1, but for queries that see no key.
+        total = weights.sum(dim=-1, keepdim=True).clamp_min(0.5)
         out = ((weights / total).unsqueeze(-1) * v).sum(dim=-2)
         return self.output(out.reshape(batch, length, dim))
 
@@ -238,6 +235,16 @@ class TopKAttention(_Selector):
             found.append(scores.topk(slots, dim=-1))
         scores, at = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
         return at, scores > -torch.inf
+
+
+def _exp(logits: Tensor, selected: Tensor) -> Tensor:
+    """Exponentials over the largest of those that are selected, whatever logits compete with them.
+
+    What competes may be far above; it is 0 in the forward, and its derivative is kept finite.
+    """
+    top = logits.detach().masked_fill(~selected, -torch.inf).amax(dim=-1, keepdim=True)
+    most = math.log(torch.finfo(logits.dtype).max) / 2
+    return (logits - top.nan_to_num(neginf=0.0)).clamp(max=most).exp()
 
 
 def _rows_at(x: Tensor, at: Tensor) -> Tensor:

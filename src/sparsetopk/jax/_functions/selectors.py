@@ -106,15 +106,23 @@ def topk_attention(
     a = a / math.sqrt(a.shape[-1])
     at, allowed = _candidates(*lax.stop_gradient((a, b)), slots, is_causal, where, chunk)
     scores = jnp.einsum("bqd,bqsd->bqs", a, _rows_at(b, at))
-    y, _ = _weights(jnp.where(allowed, scores, -jnp.inf), k, lam, p, backward_k)
+    y, selected = _weights(jnp.where(allowed, scores, -jnp.inf), k, lam, p, backward_k)
     logits = jnp.einsum("bqhd,bqshd->bqhs", query, _rows_at(key, at)) / math.sqrt(query.shape[-1])
     logits = jnp.where(allowed[:, :, None], logits, -jnp.inf)
-    top = lax.stop_gradient(logits.max(axis=-1, keepdims=True))
-    weights = jnp.exp(logits - jnp.where(top > -jnp.inf, top, 0.0)) * y[:, :, None].astype(
-        logits.dtype
-    )
-    total = jnp.maximum(weights.sum(axis=-1, keepdims=True), jnp.finfo(weights.dtype).tiny)
+    weights = _exp(logits, selected[:, :, None]) * y[:, :, None].astype(logits.dtype)
+    # At least 1, but for queries that see no key.
+    total = jnp.maximum(weights.sum(axis=-1, keepdims=True), 0.5)
     return jnp.einsum("bqhs,bqshd->bqhd", weights / total, _rows_at(value, at))
+
+
+def _exp(logits: Array, selected: Array) -> Array:
+    """Exponentials over the largest of those that are selected, whatever logits compete with them.
+
+    What competes may be far above; it is 0 in the forward, and its derivative is kept finite.
+    """
+    top = lax.stop_gradient(jnp.where(selected, logits, -jnp.inf).max(axis=-1, keepdims=True))
+    most = math.log(float(jnp.finfo(logits.dtype).max)) / 2
+    return jnp.exp(jnp.minimum(logits - jnp.where(top > -jnp.inf, top, 0.0), most))
 
 
 def _rows_at(x: Array, at: Array) -> Array:
@@ -143,7 +151,7 @@ def _weights(
     if is_hard(lam):
         return selected.astype(scores.dtype), selected
     relaxed = topk_mask(scores, of, lam, p=p)
-    return selected.astype(relaxed.dtype) + relaxed - lax.stop_gradient(relaxed), selected
+    return selected.astype(relaxed.dtype) + (relaxed - lax.stop_gradient(relaxed)), selected
 
 
 def _candidates(
