@@ -160,7 +160,7 @@ def test_a_selector_says_that_nothing_competes():
         TokenSelector(3, 4, 1e-6)(x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        TokenSelector(3, 4, 1e6)(x)  # all slots compete: they are not all entries
+        TokenSelector(3, 4, 1.0)(x)
         TopKAttention(4, 2, 3)(x)
 
 
@@ -199,6 +199,19 @@ def test_what_competes_is_counted_now_and_then(make, expected):
     assert layer.statistics()["competing"] == expected
     layer(x / 5)  # the 101st
     assert layer.statistics()["competing"] > expected
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda lam: TokenSelector(3, 8, lam), lambda lam: TopKAttention(8, 2, 3, lam, chunk=16)],
+)
+def test_what_competes_is_counted_among_all_and_not_in_slots_alone(make):
+    layer, x = make(1e9), torch.randn(2, 40, 8)
+    x = x.repeat(8, 1, 1)
+    with pytest.warns(UserWarning, match="40 of 40 entries compete on average"):
+        layer(x)
+    assert layer.slots(40) < 40
+    assert layer.statistics()["share"] == 1.0
 
 
 def test_no_mask_is_looked_at_between_counts_or_in_a_graph(monkeypatch):

@@ -206,10 +206,16 @@ class HardenedModule(Module):
         return {"competing": mean, "share": mean / self._counted.entries}
 
     def watch(
-        self, competing: Callable[[], Tensor], rows: int, entries: int, counts: bool = True
+        self,
+        competing: Callable[[], Tensor],
+        rows: int,
+        entries: int,
+        counts: bool = True,
+        *,
+        among_all: Callable[[], Tensor] | None = None,
     ) -> None:
         """Tell a running lam which entries compete in rows of so many, and count them now and then if
-        that ``counts``."""
+        that ``counts``: ``among_all`` entries of as many rows, if ``competing`` knows of some alone."""
         moves, counts = (
             isinstance(self.lam, RunningLam),
             counts and not torch.compiler.is_compiling(),
@@ -222,7 +228,7 @@ class HardenedModule(Module):
             if isinstance(self.lam, RunningLam):
                 self.lam.observe(competing(), rows)
             if counts:
-                self._tally(competing, rows, entries)
+                self._tally(among_all or competing, rows, entries)
 
     def _tally(self, competing: Callable[[], Tensor], rows: int, entries: int) -> None:
         """No device is waited for; but on the CPU it is said at once if lam teaches nothing."""
@@ -232,7 +238,8 @@ class HardenedModule(Module):
         to_judge = not self._judged and rows >= _FEW_ROWS
         if not to_judge and self._forwards % _COUNTED_EVERY != 1:
             return
-        count, lam = competing().sum(), self.current_lam
+        flags, lam = competing(), self.current_lam
+        count, rows = flags.sum(), min(rows, flags.numel() // entries)
         if is_plain() and all(is_ordinary(v) for v in (count, lam) if isinstance(v, Tensor)):
             self._counted = _Counted(count, rows, entries, lam)
             if count.is_cpu:

@@ -8,6 +8,7 @@ the cost of a backward grows with the slots, and not with the number of tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -49,22 +50,33 @@ class _Selector(HardenedModule):
             return self.k
         return default_capacity(self.k, n) if self.capacity is None else min(n, self.capacity)
 
-    def select(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    def select(self, scores: Tensor, n: int, every: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
         """Weights of the slots ``[..., slots]``, 1 for the k largest of n scores, and which these are.
 
         Scores are in decreasing order, so that the first k slots are the hard selection; -inf is no
-        candidate.
+        candidate. ``every`` gives all n scores of some rows, to count what competes: a lam with which
+        all do would else look as if it left only so many as there are slots.
         """
-        relaxed = topk_mask(scores, self.backward_k, self.current_lam, **self.options)
-        slots = scores.shape[-1]
+        lam, slots = self.current_lam, scores.shape[-1]
 
-        def competing() -> Tensor:
-            return (relaxed.detach() > 0) & (relaxed.detach() < 1)
+        def masked(of: Tensor) -> Tensor:
+            return topk_mask(of, self.backward_k, lam, **self.options)
 
-        self.watch(competing, scores.numel() // max(slots, 1), n, selects(self.k, n))
+        relaxed = masked(scores)
+        self.watch(
+            lambda: _fractional(relaxed.detach()),
+            scores.numel() // max(slots, 1),
+            n,
+            selects(self.k, n),
+            among_all=lambda: _fractional(masked(every())),
+        )
         selected = torch.arange(slots, device=scores.device) < self.k
         selected = selected & (scores.detach() > -torch.inf)
         return selected.to(relaxed.dtype) + (relaxed - relaxed.detach()), selected
+
+
+def _fractional(y: Tensor) -> Tensor:
+    return (y > 0) & (y < 1)
 
 
 class SelectedTokens(NamedTuple):
@@ -116,7 +128,7 @@ class TokenSelector(_Selector):
             scores = scores.masked_fill(~mask, -torch.inf)
         best = scores.detach().topk(self.slots(n), dim=-1).indices
         # The hard selection in the order of the tokens, and then what competes in decreasing order.
-        weights, selected = self.select(scores.gather(-1, best), n)
+        weights, selected = self.select(scores.gather(-1, best), n, scores.detach)
         order = torch.where(selected, best, n + torch.arange(best.shape[-1], device=x.device))
         order = order.argsort(dim=-1)
         weights, selected, indices = (v.gather(-1, order) for v in (weights, selected, best))
@@ -207,7 +219,11 @@ class TopKAttention(_Selector):
         a = a / math.sqrt(a.shape[-1])
         at, allowed = self._candidates(a.detach(), b.detach(), mask)
         scores = (a.unsqueeze(2) * _rows_at(b, at)).sum(dim=-1)
-        y, selected = self.select(scores.masked_fill(~allowed, -torch.inf), length)
+        y, selected = self.select(
+            scores.masked_fill(~allowed, -torch.inf),
+            length,
+            lambda: self._scores(a.detach(), b.detach(), mask, max(0, length - self.chunk)),
+        )
         q, k, v = self.inputs(x).chunk(3, dim=-1)
         heads = self.heads, dim // self.heads
         q = q.reshape(batch, length, heads[0], 1, heads[1]) / math.sqrt(heads[1])
@@ -223,18 +239,24 @@ class TopKAttention(_Selector):
     def _candidates(self, a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """The keys with the largest index scores, ``[batch, L, slots]``, and which may be seen."""
         length = a.shape[1]
-        slots, found = self.slots(length), []
-        keys = torch.arange(length, device=a.device)
-        for first in range(0, length, self.chunk):
-            scores = a[:, first : first + self.chunk] @ b.mT
-            if mask is not None:
-                scores = scores.masked_fill(~mask.unsqueeze(1), -torch.inf)
-            if self.causal:
-                later = keys > keys[first : first + self.chunk].unsqueeze(-1)
-                scores = scores.masked_fill(later, -torch.inf)
-            found.append(scores.topk(slots, dim=-1))
+        slots = self.slots(length)
+        found = [
+            self._scores(a, b, mask, first).topk(slots, dim=-1)
+            for first in range(0, length, self.chunk)
+        ]
         scores, at = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
         return at, scores > -torch.inf
+
+    def _scores(self, a: Tensor, b: Tensor, mask: Tensor | None, first: int) -> Tensor:
+        """Of all keys, for a chunk of queries; -inf where a key may not be seen."""
+        keys = torch.arange(b.shape[1], device=a.device)
+        scores = a[:, first : first + self.chunk] @ b.mT
+        if mask is not None:
+            scores = scores.masked_fill(~mask.unsqueeze(1), -torch.inf)
+        if self.causal:
+            later = keys > keys[first : first + self.chunk].unsqueeze(-1)
+            scores = scores.masked_fill(later, -torch.inf)
+        return scores
 
 
 def _exp(logits: Tensor, selected: Tensor) -> Tensor:
