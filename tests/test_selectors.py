@@ -201,6 +201,20 @@ def _patch(picture, i):
             "multiples of patch=3",
         ),
         (lambda: TopKAttention(10, 3, 2), ValueError, "dim must be a multiple of heads=3, got 10"),
+        (
+            lambda: TopKAttention(4, 2, 2)(torch.randn(5, 4)),
+            ValueError,
+            r"x must have the shape \[batch, L, dim\], got \(5, 4\)",
+        ),
+        *(
+            (lambda layer=layer, mask=mask: layer(torch.randn(2, 6, 4), mask), error, message)
+            for layer in (TokenSelector(2, 4), TopKAttention(4, 2, 2))
+            for mask, error, message in (
+                (torch.ones(2, 6), TypeError, "mask must be"),
+                (torch.ones(6, 2, dtype=torch.bool), ValueError, "mask must"),
+                (torch.ones(2, 6, 6, dtype=torch.bool), ValueError, "mask must"),
+            )
+        ),
     ],
 )
 def test_errors(call, error, message):

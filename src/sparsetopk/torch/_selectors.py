@@ -18,7 +18,7 @@ from .._checks import check_positive_int
 from .._maths.select import check_slots, default_capacity
 from ._functions.operators import topk_mask
 from ._modules import HardenedModule, Lam, selects
-from ._rows.arguments import check_float_tensor
+from ._rows.arguments import check_float_tensor, check_where
 
 
 class _Selector(HardenedModule):
@@ -125,7 +125,7 @@ class TokenSelector(_Selector):
         scores = self.scorer(x)
         scores = scores.squeeze(-1) if scores.ndim == x.ndim else scores
         if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf)
+            scores = scores.masked_fill(~check_where(mask, scores, "mask"), -torch.inf)
         best = scores.detach().topk(self.slots(n), dim=-1).indices
         # The hard selection in the order of the tokens, and then what competes in decreasing order.
         weights, selected = self.select(scores.gather(-1, best), n, scores.detach)
@@ -214,7 +214,11 @@ class TopKAttention(_Selector):
         self.inputs, self.output = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        batch, length, dim = check_float_tensor("x", x).shape
+        if check_float_tensor("x", x).ndim != 3:
+            raise ValueError(f"x must have the shape [batch, L, dim], got {tuple(x.shape)}")
+        batch, length, dim = x.shape
+        if mask is not None:
+            mask = check_where(mask, x[..., 0], "mask").broadcast_to(batch, length)
         a, b = self.index(x).chunk(2, dim=-1)
         a = a / math.sqrt(a.shape[-1])
         at, allowed = self._candidates(a.detach(), b.detach(), mask)

@@ -140,11 +140,11 @@ def candidates(x: Tensor, where: Tensor | None, even: bool, largest: bool = True
     return torch.where(where, x, 0.0 if even else -torch.inf if largest else torch.inf)
 
 
-def check_where(where: object, x: Tensor) -> Tensor:
+def check_where(where: object, x: Tensor, name: str = "where") -> Tensor:
     are_booleans = isinstance(where, Tensor) and where.dtype == torch.bool
-    check_flags("where", are_booleans, show(where))
+    check_flags(name, are_booleans, show(where))
     flags = cast(Tensor, where)
-    check_broadcast("where", tuple(flags.shape), tuple(x.shape))
+    check_broadcast(name, tuple(flags.shape), tuple(x.shape))
     return flags
 
 
