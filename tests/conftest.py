@@ -3,6 +3,7 @@ import gc
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -60,18 +61,31 @@ _WHOLE_TABLE = (
 _OTHER_P = ("topk_mask(p=1.33)", "topk_mag(p=1.33,debias=True)")
 
 
-# What stands around the library: experiments, site, explorer, packages. These are `slow` as a whole.
+# What stands around the library: experiments, site, explorer, packages; and processes, and what takes
+# long. These are `slow` as a whole, and not imported where none of them is asked for.
 _AROUND = (
+    "test_batches_paths",
     "test_explorer",
     "test_fallback",
     "test_figures",
     "test_gallery",
+    "test_other_device",
     "test_pruning_experiment",
+    "test_real_models",
     "test_report",
     "test_reproduce",
+    "test_tasks",
     "test_timing",
+    "test_trainers",
     "test_vitexp",
 )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Whether a file is passed over; None leaves that to others."""
+    if config.getoption("markexpr") == "not slow" and collection_path.stem in _AROUND:
+        return True
+    return None
 
 
 # Before pytest looks at -m.

@@ -27,7 +27,6 @@ from test_batches import (
     options,
 )
 
-pytestmark = pytest.mark.slow
 every_p = pytest.mark.parametrize("p", PS)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -19,8 +19,6 @@ from torch import nn
 from sparsetopk.torch.nn import TopKMag
 from sparsetopk.torch.prune import LamSchedule, finalize, prune
 
-pytestmark = pytest.mark.slow
-
 
 class Projection(nn.Module):
     """As the Conv1D of GPT-2."""

@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 from sparsetopk.torch.prune import KeepSchedule, finalize, prune
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),  # of the libraries, about themselves
 ]
