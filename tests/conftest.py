@@ -64,11 +64,13 @@ _OTHER_P = ("topk_mask(p=1.33)", "topk_mag(p=1.33,debias=True)")
 # What stands around the library: experiments, site, explorer, packages; and processes, and what takes
 # long. These are `slow` as a whole, and not imported where none of them is asked for.
 _AROUND = (
+    "test_baselines",
     "test_batches_paths",
     "test_explorer",
     "test_fallback",
     "test_figures",
     "test_gallery",
+    "test_jax_meshes",
     "test_other_device",
     "test_pruning_experiment",
     "test_real_models",
@@ -77,6 +79,7 @@ _AROUND = (
     "test_tasks",
     "test_timing",
     "test_trainers",
+    "test_triton_long",
     "test_vitexp",
 )
 

@@ -367,6 +367,7 @@ def run_on_four_devices(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_no_row_moves_between_devices():
     run_on_four_devices(
         """
@@ -436,6 +437,7 @@ def test_devices_may_solve_at_once():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited as Linux does it")
 def test_memory_that_runs_out_is_an_error_of_jax():
     """Four rows, each solved on a thread of its own by arrays that are longer than what is left."""

@@ -76,7 +76,6 @@ def run(code):
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-@pytest.mark.slow
 def test_a_sharded_batch_stays_where_it_is():
     """Every operator, forward and backward, mapped and not, with axes of every kind: as on one device,
     and nothing goes from device to device. All of them in one program for each kind."""
@@ -155,7 +154,6 @@ def test_explicit_axes():
     )
 
 
-@pytest.mark.slow
 def test_sharded_parameters_are_pruned_where_they_are():
     """Together, with axes of every kind: numbers are added up, and no weight moves."""
     run(
@@ -218,7 +216,6 @@ def test_sharded_parameters_are_pruned_where_they_are():
     )
 
 
-@pytest.mark.slow
 def test_losses_and_routers_over_devices():
     """Classes that are sharded, and tokens that are: as in one piece."""
     run(
@@ -288,7 +285,6 @@ def test_what_moves_between_devices():
     )
 
 
-@pytest.mark.slow
 def test_many_sharded_arrays():
     """As in one piece, in derivatives of both modes, and where entries tie; and the program for many of
     them is hardly longer than for few."""

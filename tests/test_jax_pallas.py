@@ -194,6 +194,7 @@ def test_xla_operations_for_the_rest(platform, monkeypatch):
     assert lowered(f, like(2, 31), platform=platform) == plain
 
 
+@pytest.mark.slow
 def test_kernels_on_devices_of_a_mesh():
     """Inside shard_map every device has rows of its own; what XLA is to share out it would gather."""
     run(

@@ -68,6 +68,7 @@ def run_python(code: str, timeout: float = 60) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_calls_end_where_subnormal_numbers_are_flushed():
     """The boundary lies just above many zeros: the number after 0 must not be one that counts as 0."""
     run_python(
@@ -84,6 +85,7 @@ def test_calls_end_where_subnormal_numbers_are_flushed():
     )
 
 
+@pytest.mark.slow
 def test_subnormal_halves_count_where_subnormal_numbers_are_flushed():
     """They are normal numbers in the float32 that the kernels compute in."""
     run_python(
@@ -118,6 +120,7 @@ def test_subnormal_halves_count_where_subnormal_numbers_are_flushed():
     )
 
 
+@pytest.mark.slow
 def test_entries_at_0_are_not_selected_whole_where_subnormal_numbers_are_flushed():
     run_python(
         """
@@ -133,6 +136,7 @@ def test_entries_at_0_are_not_selected_whole_where_subnormal_numbers_are_flushed
     )
 
 
+@pytest.mark.slow
 def test_threads_flush_subnormal_numbers_where_the_caller_does():
     """All rows are the same, and so must their outputs be, whichever thread they fall to."""
     run_python(
@@ -154,6 +158,7 @@ def test_threads_flush_subnormal_numbers_where_the_caller_does():
     )
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_number_of_threads():
     """Many rows, which threads share, and one long row, which they share in blocks."""
     run_python(
@@ -276,6 +281,7 @@ def test_the_boundary_is_exact_in_any_row(n, dtype):
             assert (y[x < boundary] == 0).all(), (name, k)
 
 
+@pytest.mark.slow
 @needs_fork
 def test_forked_workers_may_use_several_threads():
     """As the workers of a DataLoader: the threads of the parent are gone, and its locks may be held."""
@@ -299,6 +305,7 @@ def test_forked_workers_may_use_several_threads():
     )
 
 
+@pytest.mark.slow
 @needs_fork
 def test_fork_while_another_thread_is_at_work():
     run_python(

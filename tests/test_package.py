@@ -66,6 +66,7 @@ def test_public_names_have_the_signature_of_numpy(framework, axis):
         assert ours == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "modules"),
     [

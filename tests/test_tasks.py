@@ -171,7 +171,6 @@ def test_a_patch_that_is_not_selected_is_not_seen():
     assert not seen.any()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["indexer-64", "pixels-20", "top-5", "patches"])
 def test_a_task_goes_on_where_it_was(name, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(training, "QUICK_STEPS", 2)

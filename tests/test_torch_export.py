@@ -92,6 +92,7 @@ def in_onnx_runtime(model, x, path):
     return run, {node.domain for node in program.model.graph}
 
 
+@pytest.mark.slow
 def test_hard_operators_in_onnx_runtime(exported, tmp_path):
     run, domains = in_onnx_runtime(exported, rows_with_ties(), tmp_path / "forms.onnx")
     assert domains == {""}

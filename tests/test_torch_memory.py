@@ -332,6 +332,7 @@ def test_many_empty_tensors_give_a_gradient_to_k():
     assert torch.equal(torch.autograd.grad(y.sum(), k)[0], torch.zeros(1, 1))
 
 
+@pytest.mark.slow
 def test_an_import_brings_neither_the_compiler_nor_hooks():
     code = (
         "import sys, torch, sparsetopk.torch; from torch.optim import optimizer as o; "

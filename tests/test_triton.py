@@ -95,12 +95,15 @@ every_function = pytest.mark.parametrize("f", FUNCTIONS.values(), ids=FUNCTIONS)
 
 
 @every_function
-@pytest.mark.parametrize("k", [0, 1, 3, 3.5, 7.25, 8])
-def test_hard_rows_are_those_of_the_core_exactly(f, k):
-    g = torch.arange(40.0).reshape(5, 8)
-    found, want = both(lambda x: f(x, k, 0.0), HARD_ROWS, g=g)
-    for a, b in zip(found, want, strict=True):
-        assert torch.equal(a, b)
+def test_hard_rows_are_those_of_the_core_exactly(f):
+    """With every k in one call, and with one k for all."""
+    k = torch.tensor([0, 1, 3, 3.5, 7.25, 8]).repeat_interleave(5)[:, None]
+    x, g = HARD_ROWS.repeat(6, 1), torch.arange(240.0).reshape(30, 8)
+    of_rows = both(lambda x: f(x, k.to(x.device), 0.0), x, g=g)
+    of_all = both(lambda x: f(x, 3.5, 0.0), x[:5], g=g[:5])
+    for found, want in (of_rows, of_all):
+        for a, b in zip(found, want, strict=True):
+            assert torch.equal(a, b)
 
 
 def special_rows():
@@ -240,11 +243,11 @@ def test_dimensions(dim):
         assert_near(a, b, 2e-6, 10.0)
 
 
-@pytest.mark.parametrize("rows", [100, pytest.param(5000, marks=pytest.mark.slow)])
-def test_what_bench_checks_first(monkeypatch, rows):
+@pytest.mark.slow
+def test_what_bench_checks_first(monkeypatch):
     """``sparsetopk bench --device cuda`` compares float32 on the device with the core in float64."""
     monkeypatch.setattr(state, "is_served", lambda x: x.dtype == torch.float32)
-    found = bench.check(DEVICE, rows)
+    found = bench.check(DEVICE, 5000)
     assert [line["right"] for line in found] == [True] * len(bench.OPERATORS), found
 
 

@@ -84,9 +84,7 @@ SLOW = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "lam", "chosen"), [*QUICK, *(pytest.param(*v, marks=pytest.mark.slow) for v in SLOW)]
-)
+@pytest.mark.parametrize(("name", "lam", "chosen"), [*QUICK, *SLOW])
 def test_rows_of_every_kind(name, lam, chosen):
     """Hard rows exactly, also which of several equal entries; 0, 1, NaN and infinities are where the
     core has them, and derivatives in x, k and lam."""
@@ -129,7 +127,6 @@ def test_the_sample_misleads_as_it_should():
     assert (seen[-1][:, 1] > 0).tolist() == [False, True, True]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("p", [2.0, 3.0])
 def test_dtypes_and_p_above_2(dtype, p):
@@ -208,7 +205,6 @@ def kernels_launched(f, x):
     return forward, names
 
 
-@pytest.mark.slow
 def test_compiled():
     """Without spills, and each entry is read once in a launch, 16 bytes at a time where it is all read;
     a magnitude of many tensors, with the larger tables, is compiled too."""
