@@ -100,8 +100,8 @@ MATHS = [
     Mutation(
         "factor: the cotangent of k is one for a block",
         "response.py",
-        "dk = xp.where(self._is_fractional, dk / size, 0.0)",
-        "dk = xp.where(self._is_fractional, dk, 0.0)",
+        "dk = xp.where(self._is_fractional(), dk / size, 0.0)",
+        "dk = xp.where(self._is_fractional(), dk, 0.0)",
     ),
     Mutation(
         "factor: what a crowd of infinities shares",

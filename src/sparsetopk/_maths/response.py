@@ -247,7 +247,6 @@ class Relaxed(NamedTuple):
         share = k / xp.where(crowd > 0, crowd, 1.0)
         return xp.where((self.x == xp.inf) & (crowd > 0), share, y)
 
-    @property
     def _is_fractional(self) -> Array:
         """Rows in which k moves the block: where all of it is selected whole, or nothing of it, it is a
         block by rounding alone."""
@@ -267,7 +266,7 @@ class Relaxed(NamedTuple):
         dlam_used = None if dlam is None else xp.where(split.relaxed, dlam, 0.0)
         dweight = None
         if dk is not None:
-            dweight = xp.where(split.inside & self._is_fractional, dk, 0.0)
+            dweight = xp.where(split.inside & self._is_fractional(), dk, 0.0)
         moved = self.blocks.tangent(da, dweight, dlam_used)
         # delta = (pivot - v)/lam, of which the shift is the part with lam held
         ddelta = moved.shift
@@ -317,7 +316,7 @@ class Relaxed(NamedTuple):
         # The weight is that of the whole block: every entry of it has the same cotangent.
         dk, dlam, crowded = self.sums([of_block, xp.where(taking_part, in_lam, 0.0), shared])
         size = xp.clip(xp.astype(split.size, dk.dtype), 1.0, None)
-        dk = xp.where(self._is_fractional, dk / size, 0.0)
+        dk = xp.where(self._is_fractional(), dk / size, 0.0)
         dk = dk + crowded / xp.where(split.crowd > 0, split.crowd, 1.0)
         dx, dlam = xp.where(taking_part, dx, 0.0), xp.where(split.relaxed, dlam, 0.0)
         dx = self.signed(dx)

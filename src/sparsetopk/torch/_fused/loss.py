@@ -92,7 +92,9 @@ def forward(x: Tensor, call: Call) -> tuple[Tensor, Tensor | float, Tensor]:
         residual -= y.reshape(residual.shape)
         values += _ones(rows, call) - best
     elif call.added is None and isinstance(factor, float) and call.reduction != "none":
-        return x.new_full((), factor * total), factor, residual
+        # By float64: torch 2.6 fills no float16 with what overflows it.
+        loss = x.new_full((), factor * total, dtype=torch.float64).to(x.dtype)
+        return loss, factor, residual
     if call.added is not None:
         values += call.added
     return reduced(torch, values, call.weights, count, call.reduction), factor, residual
