@@ -57,7 +57,7 @@ test-pure: ## test the operators of all front-ends without the compiled core, as
 	build/pure/$(SCRIPTS)/python -m pip install --quiet --constraint constraints.txt $(PURE) '.[jax,torch]' pytest pytest-xdist hypothesis scipy
 	build/pure/$(SCRIPTS)/python -m pytest -m 'not slow' -n $(WORKERS) --dist worksteal $(TABLE:%=tests/test_%.py)
 
-mutate: $(VENV)/dev $(VENV)/build ## break the maths and the kernels in twenty ways, and see that the tests notice (some minutes)
+mutate: $(VENV)/dev $(VENV)/build ## break the maths and the kernels in 27 ways, and see that the tests notice (some minutes)
 	$(BIN)/python tests/mutations.py
 
 lint: $(VENV)/dev ## check style (ruff, clang-format) and types (mypy, strict)

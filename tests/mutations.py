@@ -124,8 +124,8 @@ MATHS = [
     Mutation(
         "sign: a block moves with its mean",
         "blocks.py",
-        "shift = -self.totals([self._share * held], linear=True)[0]",
-        "shift = self.totals([self._share * held], linear=True)[0]",
+        "shift = -self.totals([self._share() * held], linear=True)[0]",
+        "shift = self.totals([self._share() * held], linear=True)[0]",
     ),
     Mutation("sign: the cotangent of lam", "blocks.py", "self.d * over)", "-self.d * over)"),
     Mutation(

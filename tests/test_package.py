@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import mutations
 import sparsetopk
 from sparsetopk import cli
 from sparsetopk._core import _native as _core
@@ -266,3 +267,10 @@ def test_wrong_command_lines_end_with_usage(argv, capsys):
         cli.main(argv)
     assert stopped.value.code == 2
     assert "usage: sparsetopk" in capsys.readouterr().err
+
+
+def test_every_mutation_stands_in_the_docs():
+    text = (ROOT / "docs" / "testing.md").read_text()
+    for mutation in (*mutations.MATHS, *mutations.KERNELS):
+        line = next(x for x in text.splitlines() if x.startswith(f"- `{mutation.file}`"))
+        assert mutation.what in line

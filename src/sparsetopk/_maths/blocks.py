@@ -116,34 +116,31 @@ class Blocks(NamedTuple):
         )
         return y + self.lam * self.d if self.debias else y
 
-    @property
     def _moves(self) -> tuple[Array, Array]:
         """Whether the equation of the block has a slope to divide by, and 1 over that slope."""
         xp = self.xp
         moves = self.steepness > 16.0 * float(xp.finfo(self.steepness.dtype).tiny)
         return moves, inverse(xp, xp.where(moves, self.steepness, 1.0))
 
-    @property
     def _per_lam(self) -> Array:
         """1/lam."""
         return inverse(self.xp, self.xp.clip(self.lam, self.floor, None))
 
-    @property
     def _share(self) -> Array:
         """The share of an entry in the slope of its block, by which it moves the threshold. In a flat
         block, which moves as a whole, all entries have the same share."""
-        moves, inverse = self._moves
+        moves, inverse = self._moves()
         return self.xp.where(moves, self.slope * inverse, 1.0 / self.size)
 
     def tangent(self, dx: Array | None, dweight: Array | None, dlam: Array | None) -> Moved:
         """For tangents of x, of the weight of an entry's block, and of lam; None is zero."""
-        xp, (moves, inverse) = self.xp, self._moves
+        xp, (moves, inverse) = self.xp, self._moves()
         # d_i = (x_i - g)/lam, first with g held
         distance = xp.zeros_like(self.d) if dx is None else dx
         if dlam is not None:
             distance = distance - self.d * dlam
-        held = distance * self._per_lam
-        shift = -self.totals([self._share * held], linear=True)[0]
+        held = distance * self._per_lam()
+        shift = -self.totals([self._share() * held], linear=True)[0]
         # For an entry that stands alone, dd times the steepness: in terms that do not cancel.
         lone = self.phi.curvature(self.u, self.weight) * distance
         of_whole: Any = 0.0
@@ -163,7 +160,7 @@ class Blocks(NamedTuple):
     ) -> Array:
         """dy + d(lam d), where lam d = x - g: without d dlam, which cancels, and is as large as x where
         lam is."""
-        xp, (moves, inverse) = self.xp, self._moves
+        xp, (moves, inverse) = self.xp, self._moves()
         held = xp.zeros_like(distance) if dx is None else dx
         rest = 1.0 - self.phi.curvature(self.u, self.weight)
         lone = (self.slope + self.lam) * added - self.slope * rest * distance
@@ -172,7 +169,7 @@ class Blocks(NamedTuple):
 
     def cotangent(self, g: Array) -> Cotangents:
         """The transpose of ``tangent``, for the cotangent g of y."""
-        xp, (moves, inverse) = self.xp, self._moves
+        xp, (moves, inverse) = self.xp, self._moves()
         of_whole = xp.where(self.whole, g, 0.0)
         of_d = xp.where(self.whole, 0.0, self.slope * g)
         of_s = of_d
@@ -181,15 +178,15 @@ class Blocks(NamedTuple):
         in_block = ~self.alone & ~self.pinned
         shift, flat = self.totals([xp.where(in_block, of_d, 0.0), of_whole])
         held = xp.where(self.alone & ~self.pinned, 0.0, of_d)
-        held = held - xp.where(in_block, self._share * shift, 0.0)
+        held = held - xp.where(in_block, self._share() * shift, 0.0)
         lone = xp.where(self.alone & ~self.pinned & moves, of_d * inverse, 0.0)
-        per_lam, curvature = self._per_lam, self.phi.curvature(self.u, self.weight)
+        per_lam, curvature = self._per_lam(), self.phi.curvature(self.u, self.weight)
         dx = held * per_lam + curvature * lone
         added = lone + xp.where(in_block & moves, shift * inverse, 0.0)
         added = added + xp.where(self.alone, of_whole, flat) / self.size
         over = -dx  # b g - dx
         if self.debias:  # the g in it cancels, which leaves no digits where lam is large
-            of_block = (xp.where(in_block, self._share * shift, 0.0) - of_s) * per_lam
+            of_block = (xp.where(in_block, self._share() * shift, 0.0) - of_s) * per_lam
             of_lone = xp.where(moves, of_s * (1.0 - curvature) * inverse, g)
             over = xp.where(self.alone & ~self.pinned, of_lone, of_block)
         return Cotangents(dx, self.phi.prime(self.u) * added, self.d * over)
