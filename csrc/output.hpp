@@ -418,8 +418,10 @@ struct Block {
       mean = (sums.rho_g + row.lam * debias * sums.g) / total;
       alone = curvature * (sums.rho + row.lam * debias) / total;
     }
+    // v, from sum_B S(t_i) = v left with S(t) = t S'(t)/e: it has its digits where pivot - lam delta has none of them.
+    const double prime = Kind::kMagnitude && left > 0 ? sums.rho_t / (row.kind.exponent * left) : row.kind.prime(row.v);
     // Where all of the block is selected whole, or nothing of it, it is one by rounding alone.
-    dk = left > 0 && left < sums.size ? row.kind.prime(row.v) * mean : 0;
+    dk = left > 0 && left < sums.size ? prime * mean : 0;
     dlam = moves ? (mean * sums.rho_t - sums.rho_g_t) / row.lam : 0;
     if (single) {
       const double t = sums.rho > 0 ? sums.rho_t / sums.rho : 0;

@@ -396,8 +396,9 @@ Distances Row<X, Kind>::distances_from(const Open<X>& open, const Distance& dist
 template <class X, class Kind>
 double Row<X, Kind>::small_threshold(const Open<X>& open, double left, double least, double small,
                                      double tolerance) const {
-  // As S(t) underflows so does v: nothing depends on it, and with v = 0 every entry has what it would have alone.
-  if (least < 1e-250) return 0;
+  // As S(t) underflows so does v: nothing depends on it, and with v = 0 every entry has what it would have alone. From
+  // there on, what v is rounded by is a number also in units of lam.
+  if (least < 1e-290 * larger(lam, 1.0)) return 0;
   const Distances distances = distances_from(open, Distance(least, 0, lam));
   const double lo = (least - small) / lam;
   // By as little as ``least`` itself is rounded, v may be below.

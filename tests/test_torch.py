@@ -335,7 +335,13 @@ def test_more_passes_change_nothing(op, e, n, monkeypatch):
         return (reg.response(t.clamp_min(reg.zero)) / phi.prime(v)).clamp(0.0, 1.0)
 
     found = shares()
-    for name in ("_LINEAR_PASSES", "_PASSES", "_CURVED_PASSES"):
+    for name in (
+        "_LINEAR_PASSES",
+        "_PASSES",
+        "_CURVED_PASSES",
+        "_TWO_SIDED_PASSES",
+        "_FLAT_PASSES",
+    ):
         monkeypatch.setattr(ordered, name, 30)
     # S is e times as steep as t is, and lam may be small beside the pivot
     rounding = 2.0**-23 * e * (1 + x.abs().amax(-1, keepdim=True) / lam).clamp(max=1e4)

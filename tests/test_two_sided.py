@@ -114,6 +114,24 @@ def test_float32_is_as_float64(solve, p):
         assert (np.abs(found[1] - want[1]) / size).max() <= 1e-5
 
 
+@pytest.mark.parametrize("p", [1.05, 1.2, 1.5, 1.7])
+@np.errstate(all="ignore")
+def test_torch_operations_where_s_is_flat(p):
+    """With next to nothing to share, or all but that, y is at an end of S: the sum has its digits."""
+    pytest.importorskip("torch")
+    from fuzz_oracle import Rows
+    from fuzz_paths import by_torch_operations
+
+    rng, m = np.random.default_rng(0), 60
+    for n in (17, 129):
+        x = np.where(np.arange(m)[:, None] % 2 > 0, 0.7, rng.normal(size=(m, n)))
+        k = rng.choice([2.0**-20, 1e-3, 1.001, n - 1e-3, n - 2.0**-20], size=(m, 1))
+        lam, one = rng.choice([1e-3, 0.3, 10.0], size=(m, 1)), np.ones((m, 1))
+        found = by_torch_operations("two-sided", p, "float64", Rows(x, k, lam, x, x, one, one))
+        off = np.abs(found.answer.y.sum(-1, keepdims=True) - k)
+        assert np.all(off <= 2.0**-52 * (64 * np.maximum(k, 1) + n))  # as docs/maths.md promises
+
+
 @every_p
 def test_it_is_in_the_core(p):
     assert Operator(TWO_SIDED, exponent(p)).is_compiled

@@ -26,6 +26,7 @@ from .._rows.namespace import LOOKS_NEVER as xp
 
 # In float32; one more pass of Newton's method doubles the digits.
 _LINEAR_PASSES, _PASSES, _CURVED_PASSES, _LAST_PASSES = 4, 8, 10, 2
+_TWO_SIDED_PASSES, _FLAT_PASSES = 7, 11  # the latter for p < 4/3
 _MORE_PASSES = 6  # for magnitudes with p < 4/3, where thresholds are many orders of magnitude apart
 _FEWEST_CELLS, _MOST_CELLS = 16, 128
 
@@ -152,12 +153,12 @@ class _Rows:
         above = over > rounding
         taken, reached = _number(above), _number(over >= -rounding)
         mass = _sum(z.clamp(max=1.0).masked_fill_(above, 0.0))
-        slope = _sum(slope.masked_fill_(above, 0.0))
+        slopes = slope.masked_fill_(above, 0.0)
         left = (self.whole - taken).to(mass.dtype) + self.frac
         value = mass - left
         below = value <= 0
         lo, hi = bracket = bracket.narrowed(u, below)
-        step = self._newton(u, value, mass, left, slope)
+        step = self._newton(u, mass, left, slopes)
         target = u + step
         small = 2 * rounding * (self._grain + u.abs())
         still = (step.abs() <= small) | (value.abs() <= rounding * left)
@@ -168,16 +169,27 @@ class _Rows:
         other = torch.where((kink > lo) & (kink < hi), kink, self._middle(bracket))
         return torch.where(within, target, other), bracket, value.abs()
 
-    def _newton(
-        self, u: Tensor, value: Tensor, mass: Tensor, left: Tensor, slope: Tensor
-    ) -> Tensor:
-        e, step = 1.0 / self.operator.exponent, -value / slope
-        if e == 1.0 or self.operator.op == TWO_SIDED:
+    def _newton(self, u: Tensor, mass: Tensor, left: Tensor, slopes: Tensor) -> Tensor:
+        e, slope = 1.0 / self.operator.exponent, _sum(slopes)
+        step = (left - mass) / slope
+        if e == 1.0:
             return step
+        if self.operator.op == TWO_SIDED:
+            size = _sum(slopes > 0, mass.dtype)
+            return torch.where(left < size, self._two_sided_step(mass, left, size, slope), step)
         # On mass^(p-1): linear in delta for one entry, nearly for many. Where v is small beside the
         # pivot, it is the mass that is linear in u.
         power = (mass ** (1.0 - e) * left.clamp(min=0.0) ** e - mass) / (e * slope)
         return torch.where((mass > 0) & (u <= 1.0), power, step)
+
+    def _two_sided_step(self, mass: Tensor, left: Tensor, size: Tensor, slope: Tensor) -> Tensor:
+        """On S^-1 of the mean share, as S is flat at both ends: linear in delta for one entry and for
+        ties, nearly for many."""
+        rest = 2.0 - self.reg.p
+        shares = torch.cat([mass, left], dim=-1) / size
+        t, mean = self.reg.inverse(shares), shares[:, :1]
+        steepness = (1.0 - rest) * (mean**-rest + (1.0 - mean) ** -rest) * slope
+        return (t[:, 1:] - t[:, :1]) * size / steepness
 
     def _next_kink(self, below: Tensor, taken: Tensor, reached: Tensor) -> Tensor:
         """Of the first entry that is not whole yet, or of the last that is, on the way to the root."""
@@ -200,12 +212,18 @@ class _Straight(_Rows):
         if self.operator.exponent == 1.0 and self.operator.op != TWO_SIDED:
             u = at._linear_search(u, bracket)
         else:
-            u, _ = at._search(u, bracket, self._more(_PASSES))
+            u, _ = at._search(u, bracket, self._more(self._passes))
         if self.operator.op != SIGN:
             return State(at.pivot, u)
         share = self.reg.response((self.s / self.lam).clamp(max=1.0))
         pinned = (_sum(share - self.counted) <= self.frac) | (u >= at.pivot / self.lam)
         return State(at.pivot.masked_fill_(pinned, 0.0), u.masked_fill_(pinned, 0.0))
+
+    @property
+    def _passes(self) -> int:
+        if self.operator.op != TWO_SIDED:
+            return _PASSES
+        return _TWO_SIDED_PASSES if self.operator.exponent <= 3.0 else _FLAT_PASSES
 
     def _grid(self) -> tuple[Tensor, Tensor]:
         """Four cells of a grid for delta, of which the two in the middle have the root.
