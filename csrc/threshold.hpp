@@ -247,7 +247,9 @@ SPARSETOPK_LOOP double solve_delta(const Distances& distances, double k, double 
     const double newton = delta - step;
     bool use_newton = newton > lo && newton < hi;
     const bool straight = ::fabs(step) * ::fabs(sums.slope - last_slope) < moved * sums.slope / 2;
-    if (use_newton && straight && tells && ::fabs(value) <= tolerance * size) return newton;
+    // What the block has, or should have, may be little beside k: then all of it would be within the tolerance.
+    const double most = smaller(size, larger(left * kind.prime(v), sums.mass));
+    if (use_newton && straight && tells && ::fabs(value) <= tolerance * most) return newton;
     if (iteration % 4 == 3) {
       use_newton = use_newton && hi - lo <= width / 2;
       width = hi - lo;

@@ -294,12 +294,13 @@ class Oracle:
         dk = np.where(mean > 0, mean * prime, 0.0)
         return Answer(np.abs(found.y), dx, dk, total(dlam))
 
-    def bounds(self, eps: float, rounding: float) -> Bounds:
-        """For a computation with this precision, whose results are rounded to ``rounding``."""
+    def bounds(self, eps: float, rounding: float, unsolved: float = 0.0) -> Bounds:
+        """For a computation with this precision, whose results are rounded to ``rounding``, and which
+        solves the equation of masks to ``unsolved`` of k."""
         rows, at = self.rows, self.solve()
         answer, inside, above, parts = self.answer(at)
         of_t = self._of_t(eps, at, inside)
-        of_row = self._of_row(eps, at, inside, parts, of_t)
+        of_row = self._of_row(eps, at, inside, parts, of_t, unsolved)
         # S(t) = t^e and S'(t) have e roundings for each relative one of t, and one of their own.
         relative = eps * (1 + self.curve.e)
         terms = self.terms(at, answer, inside, above, parts, of_t / eps)
@@ -387,7 +388,7 @@ class Oracle:
         least = 2.0**-1022 if eps < 1e-10 else 2.0**-126
         return eps * np.where(self.pinned, size, most) + least
 
-    def _of_row(self, eps, at, inside, parts, of_t):
+    def _of_row(self, eps, at, inside, parts, of_t, unsolved):
         """How far the threshold may be off, in units of lam: what the equation lacks, over its slope.
 
         The equation is a sum over the row. That of masks has the roundings of k, which are those that
@@ -401,7 +402,7 @@ class Oracle:
         s, rho, left = parts[:3]
         left = np.maximum(left, 0.0)
         prime = np.abs(at.v) if self.curved else 1.0
-        missing = eps * np.maximum(self.rows.k, 1.0)
+        missing = eps * np.maximum(self.rows.k, 1.0) + unsolved * self.rows.k
         if self.curved:
             missing = eps * np.maximum(total(s), left * prime)
         steepness = total(rho) + (self.rows.lam * left if self.curved else 0.0)

@@ -183,6 +183,21 @@ def test_results_do_not_depend_on_the_number_of_threads():
     )
 
 
+@pytest.mark.parametrize("p", [1.05, 1.1, 1.2, 1.7])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_what_little_the_block_has_is_not_within_a_tolerance_of_k(p, dtype):
+    """Of ties and one entry below them, which has 1e-6: a step from there, where S is flat, is long."""
+    for n in (5, 33, 400, 3000):
+        x = np.round(2 * np.random.default_rng(n).normal(size=(20, n))) / 2
+        k = np.full((20, 1), n - 1.0)
+        k[::2] = 1 + 2.0**-20
+        for two_sided in (False, True):
+            at = [torch.from_numpy(v) for v in (x.astype(dtype), k)]
+            y = stt.topk_mask(*at, 1.0, p=p, two_sided=two_sided).double().numpy()
+            rounding = np.finfo(dtype).eps * np.abs(y).sum(-1, keepdims=True)
+            assert np.all(np.abs(y.sum(-1, keepdims=True) - k) <= rounding + 1e-9)
+
+
 def against_even_probes(n: int) -> np.ndarray:
     """The entries at even distances, of the row and of what is left when they are dropped, are always
     the smallest ones: who cuts at one of them drops no others."""
