@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..._maths.operator import Operator
 from .._private import is_tracing
-from .._rows.arguments import Number, Rows, is_ordinary, is_transformed
+from .._rows.arguments import Number, Rows, compute_dtype, is_ordinary, is_transformed
 from .._rows.differentiable import from_state, is_hard, solved
 from .._rows.namespace import LOOKS_NEVER as xp
 from .rows import Way, requires_grad, with_backward
@@ -30,14 +30,21 @@ def evaluate(rows: Rows, k: Number, lam: Number, operator: Operator) -> Tensor:
 
 def _forward(rows: Rows, k: Number, lam: Number, operator: Operator) -> tuple[Tensor, Tensor]:
     hard = is_hard(lam)
-    x, k_rows, lam_rows = (v.detach() for v in (rows.data, rows.per_row(k), rows.per_row(lam)))
+    x, k_rows, lam_rows = (v.detach() for v in (rows.data, _count(rows, k), rows.per_row(lam)))
     state = solved(x, k_rows, lam_rows, operator, hard)
     if hard is False and operator.phi(xp).straight:
-        y = _mask(x.to(k_rows.dtype), k_rows, lam_rows, state, operator)
+        y = _mask(x.to(lam_rows.dtype), k_rows, lam_rows, state, operator)
     else:
         rows = Rows(rows.name, rows.x.detach(), rows.dim)
         y = from_state(rows, k_rows, lam_rows, state, operator, hard is not False).y()
     return rows.restore(y), state
+
+
+def _count(rows: Rows, k: Number) -> Tensor:
+    """k (m, 1); an integer, if it is whole, in rows so long that float32 cannot count in them."""
+    whole = not k.is_floating_point() if isinstance(k, Tensor) else float(k).is_integer()
+    counts = rows.n > 1 << 24 and compute_dtype(rows.x) == torch.float32
+    return rows.per_row(k, torch.int64 if counts and whole else None)
 
 
 def _mask(x: Tensor, k: Tensor, lam: Tensor, state: Tensor, operator: Operator) -> Tensor:
@@ -61,10 +68,10 @@ def _backward(
     operator: Operator,
     wanted: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
-    k_rows, lam_rows = rows.per_row(k), rows.per_row(lam)
+    k_rows, lam_rows = _count(rows, k), rows.per_row(lam)
     may_be_hard = is_hard(lam) is not False
     at = from_state(rows, k_rows, lam_rows, state, operator, may_be_hard).at
-    dx, dk, dlam = at.cotangent(rows.tangent(g).to(k_rows.dtype))
+    dx, dk, dlam = at.cotangent(rows.tangent(g).to(lam_rows.dtype))
     if dx.dtype != g.dtype:  # a slope that the dtype of x cannot hold is its largest number
         limit = torch.finfo(g.dtype).max
         dx = dx.clamp(-limit, limit)

@@ -130,7 +130,7 @@ def from_state(
     rows: Rows, k: Tensor, lam: Tensor, state: Tensor, operator: Operator, may_be_hard: bool
 ) -> Live:
     """The rows for k and lam (m, 1), given their solved state."""
-    x = rows.data.to(k.dtype)
+    x = rows.data.to(lam.dtype)
     if x.dtype != rows.x.dtype and x.requires_grad and not is_transformed() and not is_tracing():
         # As the kernels do: a slope that the dtype of x cannot hold is its largest number.
         limit = torch.finfo(rows.x.dtype).max

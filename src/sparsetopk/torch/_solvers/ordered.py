@@ -42,7 +42,8 @@ def state_of(x: Tensor, k: Tensor, lam: Tensor, operator: Operator, hard: bool |
     s = (x.abs() if even else x).to(lam.dtype).sort(dim=-1).values
     floor, top = k.floor(), s[:, -1:]
     # What is no number in [0, n] has no place either, and is found to be invalid.
-    whole, frac, last = floor.to(torch.int64), k - floor, k.ceil().to(torch.int64)
+    whole, last = floor.to(torch.int64), k.ceil().to(torch.int64)
+    frac = (k - floor).to(lam.dtype)  # of a k that may be an integer
     sound = (k == k.clamp(0, n)) & (lam == lam.clamp(0, torch.finfo(lam.dtype).max))
     invalid = ~sound | (~top.isfinite() if even else top.isnan())
     nothing = k == 0

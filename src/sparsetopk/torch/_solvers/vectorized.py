@@ -56,7 +56,10 @@ class Whole:
 
 
 def split(k: Tensor) -> Count:
-    """k (m, 1) in its two parts, of which the second is live; what is no number is invalid."""
+    """k (m, 1) in its two parts, of which the second is live; what is no number is invalid. Integers are
+    for rows in which float32 cannot count."""
+    if not k.is_floating_point():
+        return Count(k, torch.zeros_like(k, dtype=torch.float32))
     floor = k.detach().floor().nan_to_num(-1.0).clamp(-1.0, 2.0**62)
     return Count(floor.to(torch.int64), k - floor)
 
