@@ -40,7 +40,8 @@ using Shape = std::vector<std::int64_t>;
 // The static arguments of a call, by the names that JAX gives them: of a handler's signature they are the part that
 // XLA cannot tell by types alone.
 constexpr char kOp[] = "op", kExponent[] = "exponent", kDebias[] = "debias", kIgnored[] = "ignored",
-               kSpread[] = "spread", kFractional[] = "fractional", kLeast[] = "least", kPhi[] = "phi";
+               kSpread[] = "spread", kFractional[] = "fractional", kLeast[] = "least", kPhi[] = "phi",
+               kFloor[] = "floor", kInW[] = "in_w";
 using Op = ffi::Attr<std::int32_t, kOp>;
 using Exponent = ffi::Attr<double, kExponent>;
 using Debias = ffi::Attr<bool, kDebias>;
@@ -49,6 +50,8 @@ using Spread = ffi::Attr<bool, kSpread>;
 using Fractional = ffi::Attr<std::int64_t, kFractional>;
 using Least = ffi::Attr<double, kLeast>;
 using Phi = ffi::Attr<std::int32_t, kPhi>;
+using Floor = ffi::Attr<double, kFloor>;
+using InW = ffi::Attr<bool, kInW>;
 
 std::size_t usable_cpus() {
 #ifdef __linux__
@@ -432,30 +435,62 @@ Error select_largest(AnyBuffer y, Result indices) {
 
 XLA_FFI_DEFINE_HANDLER(select_largest_handler, translated(select_largest));
 
+// What slots are made of, and how many of them a row has.
+std::size_t check_selected(Checker& check, const Rows& rows, const AnyBuffer& x, const AnyBuffer& values,
+                           const AnyBuffer& indices, const AnyBuffer& dropped) {
+  const Shape slots = check_slots(check, rows, indices);
+  check.require(rows.n == 0 || slots.empty() || slots.back() > 0, "indices", "have a slot", "none");
+  check.dtype("values", values, {x.element_type()});
+  check.shape("values", values, slots);
+  check_numbers(check, rows, "dropped", dropped);
+  return slots.empty() ? 0 : std::size_t(slots.back());
+}
+
 // The operator in slots, and the state of every row.
 Error select_solved(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, Result values, Result indices,
                     Result dropped, Result pivot, Result delta, Op op, Exponent exponent, Debias debias) {
   const Rows rows(x);
   Checker check;
   check_problem(check, rows, x, whole, frac, lam, *op);
-  const Shape slots = check_slots(check, rows, *indices);
-  check.require(rows.n == 0 || slots.back() > 0, "indices", "have a slot", "none");
-  check.dtype("values", *values, {x.element_type()});
-  check.shape("values", *values, slots);
-  check_numbers(check, rows, "dropped", *dropped);
+  const std::size_t capacity = check_selected(check, rows, x, *values, *indices, *dropped);
   check_state(check, rows, lam, *pivot, *delta);
   if (!check.passed()) return check.error();
 
   Numbers numbers(rows.count, whole, frac, lam);
   std::vector<double> left_out(rows.count);
   select(numbers.of(rows, x, *op, *exponent, *debias),
-         {std::size_t(slots.back()), values->untyped_data(), indices->typed_data<std::int32_t>(), left_out.data()});
+         {capacity, values->untyped_data(), indices->typed_data<std::int32_t>(), left_out.data()});
   store(*dropped, rows.count, [&](std::size_t i) { return left_out[i]; });
   numbers.store_state(*pivot, *delta);
   return Error::Success();
 }
 
 XLA_FFI_DEFINE_HANDLER(select_solved_handler, translated(select_solved));
+
+// The same straight through: the hard selection first.
+Error select_hard_first(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, Result values, Result indices,
+                        Result dropped, Result pivot, Result delta, Result selected, Op op, Exponent exponent,
+                        Debias debias) {
+  const Rows rows(x);
+  Checker check;
+  check_problem(check, rows, x, whole, frac, lam, *op);
+  const std::size_t capacity = check_selected(check, rows, x, *values, *indices, *dropped);
+  check_state(check, rows, lam, *pivot, *delta);
+  check.dtype("selected", *selected, {DataType::PRED});
+  check.shape("selected", *selected, Shape(indices->dimensions().begin(), indices->dimensions().end()));
+  if (!check.passed()) return check.error();
+
+  Numbers numbers(rows.count, whole, frac, lam);
+  std::vector<double> left_out(rows.count);
+  select_straight(numbers.of(rows, x, *op, *exponent, *debias),
+                  {capacity, values->untyped_data(), indices->typed_data<std::int32_t>(), left_out.data()},
+                  selected->typed_data<bool>());
+  store(*dropped, rows.count, [&](std::size_t i) { return left_out[i]; });
+  numbers.store_state(*pivot, *delta);
+  return Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(select_hard_first_handler, translated(select_hard_first));
 
 // The cotangents of x, k and lam from those of values and dropped.
 Error select_pulled(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, AnyBuffer pivot, AnyBuffer delta,
@@ -508,24 +543,36 @@ Error chosen_lam(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, Result lam, Op op
 
 XLA_FFI_DEFINE_HANDLER(chosen_lam_handler, translated(chosen_lam));
 
+// Rows of one type for the isotonic problem, and what is found of their entries.
+void check_blocks(Checker& check, const Rows& rows, const AnyBuffer& lam, const AnyBuffer& d, const AnyBuffer& block,
+                  const AnyBuffer& paired) {
+  check.require(!rows.shape.empty(), "d", "have at least one axis", "a scalar");
+  check.dtype("d", d, {DataType::F32, DataType::F64});
+  check.dtype("lam", lam, {d.element_type()});
+  check.dtype("block", block, {DataType::S32});
+  check.dtype("paired", paired, {DataType::S32});
+  check.shape("lam", lam, rows.per_row);
+  check.shape("d", d, rows.shape);
+  check.shape("block", block, rows.shape);
+  check.shape("paired", paired, rows.shape);
+  check.require(rows.n <= std::size_t(std::numeric_limits<std::int32_t>::max()), "d",
+                "have at most 2^31 - 1 entries per row", std::to_string(rows.n));
+}
+
+// Entries of rows, of the type that all of them have.
+void check_entries(Checker& check, const Rows& rows, const char* name, const AnyBuffer& found, const AnyBuffer& first) {
+  check.dtype(name, found, {first.element_type()});
+  check.shape(name, found, rows.shape);
+}
+
 // d, block and paired of rows in any order; see isotonic.hpp.
 Error pav(AnyBuffer x, AnyBuffer w, AnyBuffer lam, Result d, Result block, Result paired, Phi phi, Exponent exponent) {
   const Rows rows(x);
   Checker check;
-  check.require(!rows.shape.empty(), "x", "have at least one axis", "a scalar");
   check.dtype("x", x, {DataType::F32, DataType::F64});
-  check.dtype("w", w, {x.element_type()});
-  check.dtype("lam", lam, {x.element_type()});
-  check.dtype("d", *d, {x.element_type()});
-  check.dtype("block", *block, {DataType::S32});
-  check.dtype("paired", *paired, {DataType::S32});
-  check.shape("w", w, rows.shape);
-  check.shape("lam", lam, rows.per_row);
-  check.shape("d", *d, rows.shape);
-  check.shape("block", *block, rows.shape);
-  check.shape("paired", *paired, rows.shape);
-  check.require(rows.n <= std::size_t(std::numeric_limits<std::int32_t>::max()), "x",
-                "have at most 2^31 - 1 entries per row", std::to_string(rows.n));
+  check_blocks(check, rows, lam, *d, *block, *paired);
+  check_entries(check, rows, "x", x, *d);
+  check_entries(check, rows, "w", w, *d);
   check.require(*phi >= 0 && *phi <= int(PhiName::exp), "phi", "be in [0, 3]", std::to_string(*phi));
   if (!check.passed()) return check.error();
   with_floats(x, [&](const auto* data) {
@@ -539,6 +586,54 @@ Error pav(AnyBuffer x, AnyBuffer w, AnyBuffer lam, Result d, Result block, Resul
 
 XLA_FFI_DEFINE_HANDLER(pav_handler, translated(pav));
 
+// The same for phi = identity, with y; lam may be 0.
+Error permutahedron(AnyBuffer x, AnyBuffer w, AnyBuffer lam, Result y, Result d, Result block, Result paired,
+                    Exponent exponent) {
+  const Rows rows(x);
+  Checker check;
+  check.dtype("x", x, {DataType::F32, DataType::F64});
+  check_blocks(check, rows, lam, *d, *block, *paired);
+  check_entries(check, rows, "x", x, *d);
+  check_entries(check, rows, "w", w, *d);
+  check_entries(check, rows, "y", *y, *d);
+  if (!check.passed()) return check.error();
+  with_floats(x, [&](const auto* data) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(data)>>;
+    const Kept<T> kept{d->typed_data<T>(), block->typed_data<std::int32_t>(), paired->typed_data<std::int32_t>()};
+    respond_permutahedron<T>(*exponent, rows.count, rows.n, data, w.typed_data<T>(), lam.typed_data<T>(),
+                             y->typed_data<T>(), kept, thread_count());
+  });
+  return Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(permutahedron_handler, translated(permutahedron));
+
+// The cotangents of x, w (of length 1, and 0, if it is not asked for) and lam from that of y.
+Error permutahedron_pulled(AnyBuffer lam, AnyBuffer d, AnyBuffer block, AnyBuffer paired, AnyBuffer g, Result dx,
+                           Result dw, Result dlam, Exponent exponent, Floor floor, InW in_w) {
+  const Rows rows(d);
+  Checker check;
+  check_blocks(check, rows, lam, d, block, paired);
+  check_entries(check, rows, "g", g, d);
+  check_entries(check, rows, "dx", *dx, d);
+  check.dtype("dw", *dw, {d.element_type()});
+  check.shape("dw", *dw, *in_w ? rows.shape : rows.per_row);
+  check.dtype("dlam", *dlam, {d.element_type()});
+  check.shape("dlam", *dlam, rows.per_row);
+  if (!check.passed()) return check.error();
+  with_floats(d, [&](const auto* data) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(data)>>;
+    const Kept<const T> kept{data, block.typed_data<std::int32_t>(), paired.typed_data<std::int32_t>()};
+    T* of_w = dw->typed_data<T>();
+    if (!*in_w) std::fill_n(of_w, rows.count, T(0));
+    pull_permutahedron<T>(*exponent, rows.count, rows.n, lam.typed_data<T>(), kept, g.typed_data<T>(),
+                          {dx->typed_data<T>(), *in_w ? of_w : nullptr, dlam->typed_data<T>()}, *floor, thread_count());
+  });
+  return Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(permutahedron_pulled_handler, translated(permutahedron_pulled));
+
 }  // namespace
 
 const Handler handlers[] = {
@@ -548,8 +643,11 @@ const Handler handlers[] = {
     {"sparsetopk_label_loss", reinterpret_cast<void*>(label_loss_handler)},
     {"sparsetopk_largest", reinterpret_cast<void*>(select_largest_handler)},
     {"sparsetopk_select", reinterpret_cast<void*>(select_solved_handler)},
+    {"sparsetopk_select_straight", reinterpret_cast<void*>(select_hard_first_handler)},
     {"sparsetopk_select_backward", reinterpret_cast<void*>(select_pulled_handler)},
     {"sparsetopk_choose_lam", reinterpret_cast<void*>(chosen_lam_handler)},
+    {"sparsetopk_permutahedron", reinterpret_cast<void*>(permutahedron_handler)},
+    {"sparsetopk_permutahedron_backward", reinterpret_cast<void*>(permutahedron_pulled_handler)},
     {"sparsetopk_pav", reinterpret_cast<void*>(pav_handler)},
     {nullptr, nullptr},
 };

@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <stdexcept>
 #include <type_traits>
 
 #include "parallel.hpp"
@@ -195,7 +196,108 @@ void backward_row(const P& power, std::size_t n, const Saved<T>& row, double lam
   }
 }
 
+// y of a row with phi = identity beside what ``solve`` gives; for lam = 0 d is 0, and every entry a block of its own.
+// False if an entry is not finite.
+template <class P, class T>
+bool respond_row(const P& power, Solver& solver, std::size_t number, double lam, std::size_t n, const T* w, T* y,
+                 const Kept<T>& kept) {
+  std::int32_t at_block = -1;
+  const auto keep = [&](std::size_t i, double d, std::size_t first) {
+    const std::size_t at = solver.of_x.order[i];
+    at_block += first == i;
+    y[at] = T(pav::response(power, d) + 0.0);  // 0 for -0
+    kept.d[at] = T(d), kept.block[at] = at_block, kept.paired[at] = std::int32_t(solver.of_w.order[i]);
+  };
+  if (lam > 0) return solver.solve(number, std::max(lam, double(std::numeric_limits<T>::min())), keep);
+  if (!solver.of_x.sort(number) || !solver.of_w.sort(number)) return false;
+  for (std::size_t i = 0; i < n; ++i) keep(i, 0, i);
+  for (std::size_t i = 0; i < n; ++i) y[i] = w[kept.paired[i]] + T(0);
+  return true;
+}
+
+// As ``backward_row``, for what is kept in the order of x. ``sums`` has room for every block.
+struct BlockSum {
+  double rise, weighted, plain;
+  std::size_t size;
+  double mean() const { return rise > 0 ? weighted / rise : plain / double(size); }
+};
+template <class P, class T>
+void pull_row(const P& power, std::size_t n, double lam, const Kept<const T>& row, const T* g, BlockSum* sums, T* dx,
+              T* dw, T* dlam) {
+  std::fill_n(sums, n, BlockSum{});
+  for (std::size_t i = 0; i < n; ++i) {
+    const double steepness = pav::slope(power, double(row.d[i]));
+    BlockSum& sum = sums[row.block[i]];
+    sum.rise += steepness, sum.weighted += steepness * double(g[i]), sum.plain += double(g[i]), ++sum.size;
+  }
+  double in_lam = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const BlockSum& sum = sums[row.block[i]];
+    const bool alone = sum.size == 1;
+    const double mean = alone ? double(g[i]) : sum.mean(), d = double(row.d[i]);
+    const double in_x = alone ? 0 : pav::slope(power, d) / lam * (double(g[i]) - mean);
+    dx[i] = T(in_x);
+    in_lam -= in_x * d;
+    if (dw != nullptr) dw[row.paired[i]] = T(mean);
+  }
+  *dlam = T(in_lam);
+}
+
+// Indices that come back from XLA.
+void check_indices(const std::int32_t* indices, std::size_t n) {
+  const auto good = [n](std::int32_t index) { return index >= 0 && std::size_t(index) < n; };
+  if (!std::all_of(indices, indices + n, good)) throw std::invalid_argument("indices must be in [0, n)");
+}
+
 }  // namespace
+
+template <class T>
+void respond_permutahedron(double exponent, std::size_t rows, std::size_t n, const T* x, const T* w, const T* lam, T* y,
+                           const Kept<T>& kept, std::size_t threads) {
+  for_rows(rows, n, threads, [&](std::size_t begin, std::size_t end, std::size_t inner) {
+    Solver solver(PhiName::identity, exponent, {x, sizeof(T), rows, n}, {w, sizeof(T), rows, n}, inner);
+    for (std::size_t row = begin; row < end; ++row) {
+      const std::size_t at = row * n;
+      const Kept<T> own{kept.d + at, kept.block + at, kept.paired + at};
+      bool solved = false;
+      if (lam[row] >= 0 && std::isfinite(lam[row]))
+        with_power(exponent, [&](const auto& power) {
+          solved = respond_row(power, solver, row, lam[row], n, w + at, y + at, own);
+        });
+      if (solved) continue;
+      std::fill_n(y + at, n, std::numeric_limits<T>::quiet_NaN());
+      std::fill_n(own.d, n, std::numeric_limits<T>::quiet_NaN());
+      std::iota(own.block, own.block + n, 0);
+      std::iota(own.paired, own.paired + n, 0);
+    }
+  });
+}
+
+template <class T>
+void pull_permutahedron(double exponent, std::size_t rows, std::size_t n, const T* lam, const Kept<const T>& kept,
+                        const T* g, const Pulled<T>& found, double floor, std::size_t threads) {
+  for_rows(rows, n, threads, [&](std::size_t begin, std::size_t end, std::size_t) {
+    const auto sums = uninitialised<BlockSum>(n);
+    for (std::size_t row = begin; row < end; ++row) {
+      look_now_and_then();
+      const std::size_t at = row * n;
+      const Kept<const T> own{kept.d + at, kept.block + at, kept.paired + at};
+      T *dx = found.x + at, *dw = found.w == nullptr ? nullptr : found.w + at;
+      check_indices(own.block, n), check_indices(own.paired, n);
+      const bool invalid = std::isnan(own.d[0]);
+      if (invalid || lam[row] == 0) {
+        const T same = invalid ? own.d[0] : T(0);
+        std::fill_n(dx, n, same), found.lam[row] = same;
+        for (std::size_t i = 0; dw != nullptr && i < n; ++i) dw[own.paired[i]] = invalid ? same : g[at + i];
+        continue;
+      }
+      const double floored = std::max(double(lam[row]), floor);
+      with_power(exponent, [&](const auto& power) {
+        pull_row(power, n, floored, own, g + at, sums.get(), dx, dw, found.lam + row);
+      });
+    }
+  });
+}
 
 bool solve_permutahedron(PhiName phi, double exponent, const FloatRows& x, const FloatRows& w, const double* lam,
                          double* d, std::int64_t* block, std::int64_t* paired, std::size_t threads) {
@@ -281,6 +383,10 @@ void permutahedron_backward(double exponent, std::size_t rows, std::size_t n, st
 #define SPARSETOPK_ISOTONIC(T)                                                                                      \
   template void solve_permutahedron(PhiName, double, std::size_t, std::size_t, const T*, const T*, const T*, T*,    \
                                     std::int32_t*, std::int32_t*, std::size_t);                                     \
+  template void respond_permutahedron(double, std::size_t, std::size_t, const T*, const T*, const T*, T*,           \
+                                      const Kept<T>&, std::size_t);                                                 \
+  template void pull_permutahedron(double, std::size_t, std::size_t, const T*, const Kept<const T>&, const T*,      \
+                                   const Pulled<T>&, double, std::size_t);                                          \
   template bool permutahedron_forward(double, std::size_t, const FloatRows&, const FloatRows&, const double*, T*,   \
                                       const Saved<T>&, std::size_t);                                                \
   template void permutahedron_backward(double, std::size_t, std::size_t, std::size_t, std::size_t, const Saved<T>&, \

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace sparsetopk {
 
@@ -52,5 +53,26 @@ template <class T, class W>
 void permutahedron_backward(double exponent, std::size_t rows, std::size_t n, std::size_t x_rows, std::size_t w_rows,
                             const Saved<T>& saved, const double* lam, const T* dy, T* dx, W* dw, double* dlam,
                             double floor, std::size_t threads);
+
+// For phi = identity, as JAX has it: y in the order of x beside d, block and paired, of which a row without an answer
+// has NaN; lam = 0 gives every entry the w that it is paired with.
+template <class T>
+struct Kept {
+  using Index = std::conditional_t<std::is_const_v<T>, const std::int32_t, std::int32_t>;
+  T* d;
+  Index *block, *paired;
+};
+template <class T>
+void respond_permutahedron(double exponent, std::size_t rows, std::size_t n, const T* x, const T* w, const T* lam, T* y,
+                           const Kept<T>& kept, std::size_t threads);
+
+// The cotangents of x, lam and (unless null) w from that of y. Slopes are those of a lam of at least ``floor``.
+template <class T>
+struct Pulled {
+  T *x, *w, *lam;
+};
+template <class T>
+void pull_permutahedron(double exponent, std::size_t rows, std::size_t n, const T* lam, const Kept<const T>& kept,
+                        const T* g, const Pulled<T>& found, double floor, std::size_t threads);
 
 }  // namespace sparsetopk

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <stdexcept>
@@ -163,6 +164,82 @@ void solve_and_select(const Problem& problem, const Slots& slots) {
   });
 }
 
+// The hard mask of rows of a problem, by magnitude if that is what it asks for.
+template <class X>
+std::unique_ptr<X[]> hard_mask(const Problem& part) {
+  const std::size_t entries = part.rows * part.n;
+  std::unique_ptr<X[]> y(new X[entries]), sizes;
+  std::vector<State> state(part.rows);
+  const double none = 0;
+  Problem hard = part;
+  hard.op = Operator::mask, hard.state = state.data(), hard.lam = &none, hard.lam_stride = 0;
+  if (part.op == Operator::magnitude) {
+    sizes.reset(new X[entries]);
+    for (std::size_t i = 0; i < part.rows; ++i) {
+      const X* from = static_cast<const X*>(part.x) + i * part.row_stride;
+      std::transform(from, from + part.n, sizes.get() + i * part.n, [](X x) {
+        const Wide<X> value = widen(x);  // NaN stays one
+        return narrow<X>(value < 0 ? -value : value);
+      });
+    }
+    hard.x = sizes.get(), hard.row_stride = part.n;
+  }
+  forward(hard, y.get());
+  return y;
+}
+
+// A row in slots: x, and its hard and its relaxed output.
+template <class X>
+struct StraightRow {
+  const X *x, *hard;
+  X* y;  // is 0 afterwards where there is a slot
+  std::size_t n;
+  bool magnitude;
+
+  // The hard selection first, in the order of the indices as those after it.
+  std::size_t order(Selector<X>& selector, std::size_t capacity, X* keys, std::int32_t* indices) const {
+    const X most = narrow<X>(std::numeric_limits<Wide<X>>::infinity());
+    for (std::size_t j = 0; j < n; ++j) keys[j] = widen(hard[j]) > 0 ? most : y[j];
+    selector(keys, n, capacity, indices);
+    const auto first = [this](std::int32_t j) { return widen(hard[j]) > 0; };
+    return std::size_t(std::stable_partition(indices, indices + capacity, first) - indices);
+  }
+
+  double fill(const std::int32_t* indices, std::size_t capacity, std::size_t count, X* values) const {
+    for (std::size_t slot = 0; slot < capacity; ++slot) {
+      const std::size_t j = std::size_t(indices[slot]);
+      const Wide<X> value = slot < count ? widen(hard[j]) * (magnitude ? widen(x[j]) : Wide<X>(1)) : Wide<X>(0);
+      values[slot] = narrow<X>(value), y[j] = X{};
+    }
+    double dropped = 0;
+    for (std::size_t j = 0; j < n; ++j) dropped += double(size_of(y[j]));
+    return dropped;
+  }
+};
+
+template <class X>
+void solve_straight(const Problem& problem, const Slots& slots, bool* selected) {
+  const std::size_t n = problem.n, capacity = slots.capacity;
+  for_parts<X>(problem, [&](const Problem& part, std::size_t first) {
+    const std::unique_ptr<X[]> y(new X[part.rows * n]), keys(new X[n]), hard = hard_mask<X>(part);
+    forward(part, y.get());
+    Selector<X> selector;
+    for (std::size_t i = 0; i < part.rows; ++i) {
+      const std::size_t at = (first + i) * capacity;
+      const X* x = static_cast<const X*>(part.x) + i * part.row_stride;
+      X* values = static_cast<X*>(slots.values) + at;
+      const StraightRow<X> row{x, hard.get() + i * n, y.get() + i * n, n, part.op == Operator::magnitude};
+      const std::size_t count = row.order(selector, capacity, keys.get(), slots.indices + at);
+      const double dropped = row.fill(slots.indices + at, capacity, count, values), pivot = part.state[i].pivot;
+      for (std::size_t slot = 0; slot < capacity; ++slot) selected[at + slot] = slot < count;
+      const X none = narrow<X>(std::numeric_limits<Wide<X>>::quiet_NaN());
+      const bool crowded = capacity < n && part.k_of(i) > double(capacity);
+      if (pivot != pivot || crowded) std::fill_n(values, capacity, none);
+      slots.dropped[first + i] = pivot != pivot ? pivot : dropped;
+    }
+  });
+}
+
 // The cotangent of y of a row that it is 0 in: of entries with a slot, and by their signs of those without, for which y
 // is found again.
 template <class X>
@@ -209,6 +286,12 @@ void select(const Problem& problem, const Slots& slots) {
   if (problem.rows == 0 || problem.n == 0) return;
   with_entries(problem.dtype, problem.x,
                [&](const auto* x) { solve_and_select<std::decay_t<decltype(*x)>>(problem, slots); });
+}
+
+void select_straight(const Problem& problem, const Slots& slots, bool* selected) {
+  if (problem.rows == 0 || problem.n == 0) return;
+  with_entries(problem.dtype, problem.x,
+               [&](const auto* x) { solve_straight<std::decay_t<decltype(*x)>>(problem, slots, selected); });
 }
 
 void select_backward(const Problem& problem, const SlotCotangents& g, void* dx, double* dk, double* dlam) {

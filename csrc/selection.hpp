@@ -24,6 +24,11 @@ struct Slots {
 // Solves the problem and fills its slots: of y a few rows at a time are in the cache, and no more is kept.
 void select(const Problem& problem, const Slots& slots);
 
+// The same with the hard selection first, with the value 1 (or x), and then the entries that compete with it, with the
+// value 0; indices increase in each part. ``selected`` says which slots are of the first; ``dropped`` is of what the
+// relaxed operator gives. NaN where a row is, or where k is too large for the slots.
+void select_straight(const Problem& problem, const Slots& slots, bool* selected);
+
 // The cotangents of what was selected: of values in the dtype of x, and of dropped.
 struct SlotCotangents {
   std::size_t capacity;

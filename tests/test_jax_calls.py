@@ -68,6 +68,9 @@ def test_a_backward_needs_x_and_two_numbers_of_a_row(dtype):
     assert kept(lambda x: st.topk_select(x, 500, 0.1)[::2], x) < 1.2  # and 625 indices
 
 
+_BACKWARD = ["permutahedron_backward"]
+
+
 @pytest.mark.skipif(not ffi.available(), reason="the core was built without the headers of XLA")
 def test_only_what_a_platform_uses_is_traced():
     def slope(x):
@@ -91,6 +94,15 @@ def test_only_what_a_platform_uses_is_traced():
             ["select", "select_backward"],
         ),
         (lambda x: st.topk_value(x, 5, 0.1), ["value"]),
+        (lambda x: st.topk_select(x, 5, 0.1, straight_through=True), ["select_straight"]),
+        (
+            jax.grad(lambda x: st.topk_select(x, 5, 0.1, straight_through=True).values.sum()),
+            ["select_backward", "select_straight"],
+        ),
+        *(
+            (jax.grad(lambda x, f=f: (f(x, 0.1) ** 2).sum()), ["permutahedron", *_BACKWARD])
+            for f in (st.soft_rank, st.soft_sort)
+        ),
         (jax.grad(lambda x: st.topk_loss(x, np.arange(8), 5)), ["label_loss"]),
     ):
         text = jax.jit(f).lower(long).as_text()
@@ -137,6 +149,78 @@ def test_the_compiled_backward_is_that_of_xla_operations():
             np.testing.assert_allclose(a / scale, b / scale, atol=2e-4)
 
 
+@pytest.mark.skipif(not ffi.available(), reason="the core was built without the headers of XLA")
+@pytest.mark.parametrize("p", [2.0, 1.5, 1.2, 3.0])
+def test_sorts_and_ranks_of_the_core_are_those_of_xla_operations(p):
+    """Outputs and derivatives in x, w and lam; rows with ties, padding and NaN, hard rows, and a lam
+    that is none."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 17)).astype(np.float32)
+    x[::5] = np.round(x[::5])
+    x[3, 4], x[7, 2], x[8] = np.nan, -np.inf, 0.5
+    lam = np.resize([0.3, 0.0, 1.0, 0.02, 30.0], (60, 1)).astype(np.float32)
+    lam[11] = np.nan
+    w = rng.normal(size=(60, 17)).astype(np.float32)
+    operators = [
+        lambda x, w, lam: st.soft_rank(x, lam, p=p),
+        lambda x, w, lam: st.soft_sort(x, lam, p=p, descending=False),
+        lambda x, w, lam: st.permutahedron(jnp.where(x == -jnp.inf, 0.0, x), w, lam, p=p),
+    ]
+
+    def found():
+        for f in operators:
+            y, pull = jax.vjp(f, x, w, jnp.asarray(lam))
+            yield y, *pull(jnp.cos(jnp.arange(17, dtype=y.dtype)) + jnp.zeros_like(y))
+
+    compiled = list(found())
+    with in_xla_operations():
+        expected = list(found())
+    for ours, theirs in zip(compiled, expected, strict=True):
+        sizes = [
+            np.nan_to_num(np.abs(v), posinf=0, neginf=0).max(-1, keepdims=True) for v in theirs
+        ]
+        sizes[3] = sizes[3] + sizes[1]  # that in lam is a sum of terms as large as those in x
+        for a, b, size in zip(ours, theirs, sizes, strict=True):
+            np.testing.assert_allclose(a / (1.0 + size), b / (1.0 + size), atol=1e-4)
+
+
+@pytest.mark.skipif(not ffi.available(), reason="the core was built without the headers of XLA")
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("magnitude", [False, True])
+def test_straight_through_slots_of_the_core_are_those_of_xla_operations(magnitude, dtype):
+    """With their derivatives; ties, hard rows, k that is not whole, NaN, and a k beyond the slots."""
+    x = np.random.default_rng(0).normal(size=(40, 23))
+    x[::3] = np.round(x[::3])
+    x[4, 5] = np.nan
+    x[5, :19] = 0.0 if magnitude else -np.inf
+    k = np.resize([3.0, 4.5, 0.0, 6.0, 1.0], (40, 1)).astype(np.float32)
+    k[9], k[10] = 8.0, 30.0
+    lam = np.resize([0.3, 2.0, 0.0, 9.0], (40, 1)).astype(np.float32)
+    options = {"magnitude": magnitude, "capacity": 7, "straight_through": True}
+
+    @jax.jit
+    def both(x, k, lam):
+        y, pull, others = jax.vjp(lambda *at: _live(*at, **options), x, k, lam, has_aux=True)
+        return *y, *others, *pull(jax.tree.map(jnp.cos, y))
+
+    at = jnp.asarray(x, dtype), jnp.asarray(k), jnp.asarray(lam)
+    compiled = both(*at)
+    with in_xla_operations():
+        expected = both(*at)
+    np.testing.assert_array_equal(compiled[2], expected[2])
+    np.testing.assert_array_equal(compiled[3], expected[3])
+    for a, b in zip(compiled, expected, strict=True):
+        a, b = (np.asarray(v, np.float64) for v in (a, b))
+        scale = 1.0 + np.nan_to_num(np.abs(b)).max(-1, keepdims=True)
+        tolerance = 1e-4 if dtype == jnp.float32 else 0.02
+        np.testing.assert_allclose(a / scale, b / scale, atol=tolerance)
+
+
+def _live(*at, **options):
+    found = st.topk_select(*at, **options)
+    return (found.values, found.dropped), (found.indices, found.selected)
+
+
 def test_labels_that_are_none():
     """Where they cannot be read a bad label makes its row NaN; what is known is read, also under jit."""
     loss = jax.jit(lambda x, y: st.topk_loss(x, y, 3, reduction="none"))
@@ -150,7 +234,8 @@ def test_labels_that_are_none():
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("topk_mask", 1.1), ("topk", 1.1), ("topk_loss", 1.1), ("soft_rank", 3.1)]
+    ("name", "most"),
+    [("topk_mask", 1.1), ("topk", 1.1), ("topk_loss", 1.1), ("soft_rank", 3.1), ("soft_sort", 4.3)],
 )
 def test_what_a_backward_keeps(name, most):
     """In units of x: softmax keeps 1. Of rows by blocks these are kept too."""
@@ -158,6 +243,7 @@ def test_what_a_backward_keeps(name, most):
     call = {
         "topk_loss": lambda x: f(x, jnp.zeros(64, int), 3),
         "soft_rank": lambda x: f(x, 0.1),
+        "soft_sort": lambda x: f(x, 0.1),
     }.get(name, lambda x: f(x, 10, 0.1))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 500)), jnp.float32)
     kept = jax.tree.leaves(jax.vjp(call, x)[1])

@@ -41,10 +41,14 @@ def sorting(xp: Any, x: Array, lam: Array, exponent: float, descending: bool) ->
     there = xp.index(x) < xp.total(~padded)
     place = xp.astype(xp.index(x), x.dtype)
     rho = _length(xp, x) - place if descending else place + 1.0
-    p_1 = 1.0 / exponent
-    apart = xp.sign(high) * xp.abs(high) ** p_1 - xp.sign(low) * xp.abs(low) ** p_1
+    apart = _inverse_response(xp, high, exponent) - _inverse_response(xp, low, exponent)
     last = _bounded(xp, -2.0 * xp.stop_gradient(lam) * apart)
     return Sorting(xp.where(there, rho, last), xp.where(padded, low, x), there)
+
+
+def _inverse_response(xp: Any, y: Array, exponent: float) -> Array:
+    """S^-1(y); y itself for p = 2."""
+    return y if exponent == 1.0 else xp.sign(y) * xp.abs(y) ** (1.0 / exponent)
 
 
 def _length(xp: Any, x: Array) -> Array:

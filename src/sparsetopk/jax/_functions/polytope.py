@@ -12,7 +12,7 @@ Common to all of them:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +21,14 @@ from jax import Array
 
 from ..._checks import check_along, check_exponent, check_phi, check_size, check_solver
 from ..._maths import dykstra, padding, select
-from ..._maths.isotonic import SolvedBlocks
 from ..._maths.operator import Operator
 from ..._types import IsotonicSolver, PhiName, SolverOptions
 from .._rows import isotonic
 from .._rows import namespace as xp
 from .._rows.arguments import Number, Rows, check_lam, check_number, compute_dtype, is_readable
 from .._rows.compiled import compiled, entries, scalars
-from .._rows.isotonic import IsotonicSetting, keeping_solved, respond
-from .._rows.threshold import unsigned_zero
+from .._rows.isotonic import IsotonicSetting
+from .._rows.permuted import Relaxed, y_of
 
 
 def setting_of(
@@ -55,58 +54,6 @@ def checked(setting: IsotonicSetting, result: Array, residual: Array) -> Array:
     return result
 
 
-class _Relaxed(NamedTuple):
-    """Solved rows (..., n); live, but for what the solver found."""
-
-    setting: IsotonicSetting
-    a: Array  # x, or |x| for even phi; 0 in invalid rows
-    w: Array  # each entry beside the one of x that it is paired with
-    lam: Array  # > 0: hard and invalid rows have a stand-in
-    sign: Array | None  # of x, for even phi
-    solved: SolvedBlocks
-    residual: Array  # of the solver
-    soft: Array  # rows (..., 1) with lam > 0
-    invalid: Array  # rows (..., 1) whose result is NaN
-    nan: Array  # NaN in invalid rows, and so are their derivatives
-
-    @classmethod
-    def of(cls, x: Array, w: Array, lam: Array, setting: IsotonicSetting) -> _Relaxed:
-        phi = setting.phi
-        x, w = x.astype(lam.dtype), w.astype(lam.dtype)
-        bad = ~(jnp.isfinite(x) & jnp.isfinite(w))
-        bad = bad if setting.phi_name == "identity" else bad | (w < 0)
-        invalid = bad.any(axis=-1, keepdims=True) | ~((lam >= 0) & (lam < jnp.inf))
-        soft = (lam > 0) & ~invalid
-        sign = jnp.where(x < 0, -1.0, 1.0).astype(x.dtype) if phi.even else None
-        a = jnp.where(invalid, 0.0, x if sign is None else x * sign)
-        safe_lam = jnp.where(soft, jnp.maximum(lam, jnp.finfo(lam.dtype).tiny), 1.0)
-        finite_w = jnp.where(invalid, 0.0, w)
-        solved, residual = isotonic.solve_blocks(a, finite_w, safe_lam, setting)
-        residual = jnp.where(soft, residual, 0.0)
-        if setting.rule is not None and not setting.rule.fixed_count:
-            invalid |= residual > setting.rule.tol
-        paired = jnp.take_along_axis(finite_w, solved.paired, axis=-1)
-        nan = (x + w + lam) * jnp.where(invalid, jnp.nan, 0.0).astype(x.dtype)
-        return cls(setting, a, paired, safe_lam, sign, solved, residual, soft, invalid, nan)
-
-    @property
-    def _at(self) -> tuple[Any, ...]:
-        return self.a, self.w, self.lam, self.solved.d, self.solved.block, self.setting
-
-    def y(self) -> Array:
-        """y_{phi,R}(x, w); for lam = 0 phi'(x) times the LMO."""
-        hard = self.setting.phi.prime(self.a) * self.w
-        y = jnp.where(self.soft, respond(*self._at).y, hard)
-        y = y if self.sign is None else self.sign * y
-        return jnp.where(self.invalid, self.nan, unsigned_zero(y))
-
-    def value(self) -> Array:
-        """f_{phi,R}(x, w), (..., 1)."""
-        hard = (self.setting.phi.value(self.a) * self.w).sum(axis=-1, keepdims=True)
-        value = jnp.where(self.soft, isotonic.value_of_blocks(*self._at), hard)
-        return jnp.where(self.invalid, self.nan.sum(axis=-1, keepdims=True), value)
-
-
 # Beside the result these give the residual of the solver.
 def _solved(*at: Any) -> tuple[Any, Any]:
     return entries(*at), entries(*at)
@@ -115,13 +62,7 @@ def _solved(*at: Any) -> tuple[Any, Any]:
 @compiled("axis", "setting", results=_solved)
 def _y(x: Array, w: Array, lam: Number, axis: int, setting: IsotonicSetting) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
-
-    @keeping_solved
-    def result(x: Array, w: Array, lam: Array) -> tuple[Array, Array]:
-        relaxed = _Relaxed.of(x, w, lam, setting)
-        return relaxed.y(), relaxed.residual
-
-    y, residual = result(rows.data, _along(rows, w), rows.per_row(lam))
+    y, residual = y_of(rows.data, _along(rows, w), rows.per_row(lam), setting)
     return rows.restore(y), rows.unflatten(residual)
 
 
@@ -130,7 +71,7 @@ def _value(
     x: Array, w: Array, lam: Number, axis: int, setting: IsotonicSetting
 ) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
-    relaxed = _Relaxed.of(rows.data, _along(rows, w), rows.per_row(lam), setting)
+    relaxed = Relaxed.of(rows.data, _along(rows, w), rows.per_row(lam), setting)
     return rows.restore_scalars(relaxed.value()), rows.unflatten(relaxed.residual)
 
 
@@ -139,15 +80,21 @@ def _sorted(
     x: Array, lam: Number, axis: int, setting: IsotonicSetting, descending: bool
 ) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
+    lam = rows.per_row(lam)
+    data = rows.data.astype(lam.dtype)
 
-    @keeping_solved
-    def result(x: Array, lam: Array) -> tuple[Array, Array]:
-        x = x.astype(lam.dtype)
-        rho, w, there = padding.sorting(xp, x, lam, setting.exponent, descending)
-        relaxed = _Relaxed.of(rho, w, lam, setting)
-        return jnp.where(there | relaxed.invalid, relaxed.y(), -jnp.inf), relaxed.residual
+    # What is looked up in x again keeps nothing else.
+    @jax.checkpoint
+    def problem(x: Array, lam: Array) -> padding.Sorting:
+        return padding.sorting(xp, x, lam, setting.exponent, descending)
 
-    y, residual = result(rows.data, rows.per_row(lam))
+    @jax.checkpoint
+    def padded(y: Array, there: Array, first: Array) -> Array:
+        return jnp.where(there | jnp.isnan(first), y, -jnp.inf)  # a row that is NaN stays one
+
+    rho, w, there = problem(data, lam)
+    y, residual = y_of(rho, w, lam, setting)
+    y = padded(y, there, jax.lax.stop_gradient(y[..., :1]))
     return rows.restore(y), rows.unflatten(residual)
 
 
@@ -156,14 +103,14 @@ def _ranked(
     x: Array, lam: Number, axis: int, setting: IsotonicSetting, descending: bool
 ) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
+    lam = rows.per_row(lam)
 
-    @keeping_solved
-    def result(x: Array, lam: Array) -> tuple[Array, Array]:
-        z = padding.ranking(xp, x.astype(lam.dtype), lam, setting.exponent, descending)
-        relaxed = _Relaxed.of(z, _rho(rows), lam, setting)
-        return relaxed.y(), relaxed.residual
+    @jax.checkpoint  # what is looked up in x again keeps nothing else
+    def objective(x: Array, lam: Array) -> Array:
+        return padding.ranking(xp, x, lam, setting.exponent, descending)
 
-    y, residual = result(rows.data, rows.per_row(lam))
+    z = objective(rows.data.astype(lam.dtype), lam)
+    y, residual = y_of(z, _rho(rows), lam, setting)
     return rows.restore(y), rows.unflatten(residual)
 
 

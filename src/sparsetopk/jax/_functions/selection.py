@@ -12,9 +12,8 @@ from jax import Array, lax
 
 from ..._checks import check_axes, check_exponent, check_magnitude, check_positive_int
 from ..._maths.operator import MAGNITUDE, MASK, TWO_SIDED, Count, Operator
-from ..._maths.select import check_slots, default_capacity, flat, hard_first
+from ..._maths.select import check_slots, default_capacity, flat
 from ..._types import Axes, Axis
-from .._rows import namespace as xp
 from .._rows.arguments import (
     AxisName,
     Number,
@@ -28,8 +27,15 @@ from .._rows.arguments import (
 )
 from .._rows.compiled import compiled, entries, scalars
 from .._rows.lam import choose_lam as lam_of_rows
+from .._rows.slots import (
+    StraightSlots,
+    left_out,
+    solve_in_slots,
+    solve_straight_through,
+    straight_slots,
+    take,
+)
 from .._rows.slots import largest as slots_of_largest
-from .._rows.slots import left_out, solve_in_slots, take
 from .._rows.threshold import TopKSetting
 from .operators import Entries, topk_mag, topk_mask
 
@@ -132,7 +138,8 @@ def topk_select(
         axis = 0
     check_axes("x", np.shape(x), axis, many=False)
     operator = Operator(_op(magnitude, two_sided), check_exponent(p), magnitude)
-    if straight_through or axis_name is not None:
+    # In magnitude 0 stands for what is no candidate, which the hard selection must know from others.
+    if axis_name is not None or (straight_through and magnitude and where is not None):
         options: Any = {"axis": axis, "where": where, "axis_name": axis_name}
         if not magnitude:
             options["largest"] = largest
@@ -144,8 +151,13 @@ def topk_select(
     capacity = _capacity(capacity, k, rows.n, hard is True and np.ndim(lam) == 0)
     scores = _entries(magnitude, largest).scores(rows.x, where)
     if rows.x.size == 0:
-        return _select(scores, rows.axis, capacity)
+        found = _select(scores, rows.axis, capacity)
+        flags = jnp.zeros(found.indices.shape, dtype=bool)
+        return _with_flags(found, flags) if straight_through else found
     setting = TopKSetting(operator, hard, most=few(k) if hard is True else None)
+    if straight_through:
+        _check_slots(capacity, k, rows.n)
+        return _solve_straight(scores, exact(k), lam, rows.axis, setting, capacity, few(k))
     return _solve_and_select(scores, exact(k), lam, rows.axis, setting, capacity)
 
 
@@ -176,11 +188,15 @@ def _of_output(
     capacity = _capacity(capacity, k, rows.n, isinstance(lam, (int, float)) and lam == 0)
     if not straight_through:
         return _select(y, rows.axis, capacity)
-    if not isinstance(k, jax.core.Tracer) and np.size(k):
-        check_slots(capacity, float(np.max(k)), rows.n)
+    _check_slots(capacity, k, rows.n)
     x, k = lax.stop_gradient(x), lax.stop_gradient(k) if isinstance(k, Array) else k
     hard = topk_mask(jnp.abs(x) if magnitude else x, k, 0.0, **options)
     return _select_straight(y, hard, x * hard if magnitude else hard, exact(k), rows.axis, capacity)
+
+
+def _check_slots(capacity: int, k: Number, n: int) -> None:
+    if not isinstance(k, jax.core.Tracer) and np.size(k):
+        check_slots(capacity, float(np.max(k)), n)
 
 
 def _capacity(capacity: int | None, k: Number, n: int, hard: bool) -> int:
@@ -220,6 +236,32 @@ def _straight_places(*at: Any) -> Any:
     return StraightThroughSelection(whole, whole, dropped, whole)
 
 
+def _with_flags(found: Selection, selected: Array) -> StraightThroughSelection:
+    return StraightThroughSelection(found.values, found.indices, found.dropped, selected)
+
+
+def _straight_selection(rows: Rows, found: StraightSlots) -> StraightThroughSelection:
+    values, indices, selected = (rows.unflatten(found[i]) for i in (0, 1, 3))
+    dropped = rows.restore_scalars(found.dropped)
+    return StraightThroughSelection(values, indices, dropped, selected)
+
+
+@compiled("axis", "setting", "capacity", "most", results=_straight_places)
+def _solve_straight(
+    x: Array,
+    k: Array | Count,
+    lam: Array,
+    axis: int,
+    setting: TopKSetting,
+    capacity: int,
+    most: int | None,
+) -> StraightThroughSelection:
+    rows = Rows("x", x, axis)
+    number = rows.per_row(lam)
+    found = solve_straight_through(rows.data, *rows.split(k), number, setting, capacity, most)
+    return _straight_selection(rows, found)
+
+
 @compiled("axis", "capacity", results=_straight_places)
 def _select_straight(
     y: Array, hard: Array, value: Array, k: Array | Count, axis: int, capacity: int
@@ -227,19 +269,8 @@ def _select_straight(
     """Slots of ``value``, that of the hard selection, with the derivative of y."""
     rows = Rows("y", y, axis)
     data, hard, value = (Rows("y", v, axis).data for v in (y, hard, value))
-    indices, lost = slots_of_largest(hard_first(xp, hard, lax.stop_gradient(data)), capacity)
-    # The hard selection first, and each part in the order of the indices.
-    selected = jnp.take_along_axis(hard, indices, axis=-1) > 0
-    order = jnp.argsort(~selected, axis=-1, stable=True)
-    indices, selected = (jnp.take_along_axis(v, order, axis=-1) for v in (indices, selected))
-    value, live = (jnp.take_along_axis(v, indices, axis=-1) for v in (value, data))
-    value = jnp.where(selected, value, 0.0).astype(y.dtype) + (live - lax.stop_gradient(live))
-    if capacity < rows.n:  # a k that is bad makes its row NaN
-        whole, frac = rows.split(k)
-        value = jnp.where(whole + (frac > 0) > capacity, jnp.nan, value)
-    indices, selected = rows.unflatten(indices), rows.unflatten(selected)
-    dropped = rows.restore_scalars(left_out(data, lost, compute_dtype(data)))
-    return StraightThroughSelection(rows.unflatten(value), indices, dropped, selected)
+    whole, frac = rows.split(k)
+    return _straight_selection(rows, straight_slots(data, hard, value, whole, frac, capacity))
 
 
 def choose_lam(
