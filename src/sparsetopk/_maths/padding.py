@@ -34,21 +34,19 @@ class Sorting(NamedTuple):
 def sorting(xp: Any, x: Array, lam: Array, exponent: float, descending: bool) -> Sorting:
     """Padding is below the smallest entry, and has places at the end that rho keeps apart."""
     padded = x == -xp.inf
-    still = xp.stop_gradient(x)
-    high = _finite(xp, xp.largest(xp.where(padded, -xp.inf, still)))
-    least = _finite(xp, -xp.largest(xp.where(padded, -xp.inf, -still)))
-    low = _bounded(xp, least - xp.abs(least) - 1.0)
+    size = _finite(xp, xp.largest(xp.where(padded, 0.0, xp.abs(xp.stop_gradient(x)))))
+    low = _bounded(xp, -2.0 * size - 1.0)
     there = xp.index(x) < xp.total(~padded)
     place = xp.astype(xp.index(x), x.dtype)
     rho = _length(xp, x) - place if descending else place + 1.0
-    apart = _inverse_response(xp, high, exponent) - _inverse_response(xp, low, exponent)
+    apart = _inverse_response(xp, size, exponent) + _inverse_response(xp, -low, exponent)
     last = _bounded(xp, -2.0 * xp.stop_gradient(lam) * apart)
     return Sorting(xp.where(there, rho, last), xp.where(padded, low, x), there)
 
 
 def _inverse_response(xp: Any, y: Array, exponent: float) -> Array:
-    """S^-1(y); y itself for p = 2."""
-    return y if exponent == 1.0 else xp.sign(y) * xp.abs(y) ** (1.0 / exponent)
+    """S^-1(y) for y >= 0; y itself for p = 2."""
+    return y if exponent == 1.0 else y ** (1.0 / exponent)
 
 
 def _length(xp: Any, x: Array) -> Array:
