@@ -43,3 +43,20 @@ def test_what_is_wrong_on_a_device_is_seen(small, monkeypatch, wrong, capsys):
     monkeypatch.setattr(bench, "OPERATORS", (first._replace(call=broken),))
     assert cli.main(["bench", "--device", "cpu"]) == 2
     assert "NO" in capsys.readouterr().out
+
+
+def test_derivatives_beside_a_jump(monkeypatch):
+    """Of 100,000 rows some are so near to a jump that rounding decides on which side they are."""
+    rows = bench._random_rows(100_000)
+    monkeypatch.setattr(bench, "_random_rows", lambda n: tuple(v[75_640:75_650] for v in rows))
+    found = {line["operator"]: line for line in bench.check("cpu", 10)}
+    assert all(line["right"] for line in found.values()), found
+    wrong = bench.OPERATORS[4]
+    assert wrong.name == "topk_mag"
+
+    def broken(x, k, lam):  # by a hundred times what is allowed
+        y = wrong.call(x, k, lam)
+        return y + 1e-3 * (x - x.detach()) if x.dtype == torch.float32 else y
+
+    monkeypatch.setattr(bench, "OPERATORS", (wrong._replace(call=broken),))
+    assert not bench.check("cpu", 10)[0]["right"]
