@@ -144,12 +144,26 @@ def topk_select(
         if not magnitude:
             options["largest"] = largest
         return _of_output(x, k, lam, operator, options, capacity, straight_through)
-    rows, hard = Rows.of("x", x, axis), is_hard(lam)
+    rows = Rows.of("x", x, axis)
     check_k_and_lam(rows, k, lam)
     if where is not None:
         where = check_where(where, rows.x.shape)
-    capacity = _capacity(capacity, k, rows.n, hard is True and np.ndim(lam) == 0)
     scores = _entries(magnitude, largest).scores(rows.x, where)
+    return _of_scores(rows, scores, k, lam, operator, capacity, straight_through)
+
+
+def _of_scores(
+    rows: Rows,
+    scores: Array,
+    k: Number,
+    lam: Number,
+    operator: Operator,
+    capacity: int | None,
+    straight_through: bool,
+) -> Selection | StraightThroughSelection:
+    """The slots of checked arguments, solved and selected at once."""
+    hard = is_hard(lam)
+    capacity = _capacity(capacity, k, rows.n, hard is True and np.ndim(lam) == 0)
     if rows.x.size == 0:
         found = _select(scores, rows.axis, capacity)
         flags = jnp.zeros(found.indices.shape, dtype=bool)
