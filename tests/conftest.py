@@ -80,6 +80,9 @@ _AROUND = (
     "test_timing",
     "test_trainers",
     "test_triton_long",
+    "test_triton_losses",
+    "test_triton_pav",
+    "test_triton_selection",
     "test_vitexp",
 )
 

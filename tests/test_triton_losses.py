@@ -197,7 +197,6 @@ def test_derivatives_in_k_lam_and_weights_of_a_loss():
         assert_near(a, b, 2e-6, b.double().abs().max().clamp_min(1.0))
 
 
-@pytest.mark.slow
 def test_operator_is_registered_as_torch_wants_it():
     x, t = torch.randn(4, 10, requires_grad=True), torch.tensor([0, 1, 2, 3])
     numbers = (None, 2.5, torch.full((1, 1), 0.2), 0.0)
@@ -231,7 +230,6 @@ def test_launches(reduction, monkeypatch):
     )
 
 
-@pytest.mark.slow
 def test_compiled_for_nvidia():
     """Nothing spills up to 8192 entries; each entry is read once, and none written forward."""
     loss = {"OP": MASK, "KIND": 1, "REDUCTION": 0}

@@ -162,7 +162,6 @@ def test_routers(route):
         assert_near(a, b, 4e-6, 10.0)
 
 
-@pytest.mark.slow
 def test_operators_are_registered_as_torch_wants_them():
     x = torch.randn(4, 10, requires_grad=True)
     k, lam = torch.full((4, 1), 2.5, requires_grad=True), torch.full((1, 1), 0.2)
@@ -187,7 +186,6 @@ def test_launches_of_routers():
     assert forward["rows_forward"] == forward["rows_slots"] == backward["rows_backward"] == 1
 
 
-@pytest.mark.slow
 def test_compiled_for_nvidia():
     """Nothing spills up to 8192 entries (but four numbers of a thread, straight through forward beyond
     4096), and each entry is read once."""
@@ -226,7 +224,6 @@ def test_exports_with_fake_tensors_of_cuda():
     assert names == ["rows_select", "rows_forward", "rows_value"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("options", "fractional"), [(KINDS[0], 3), (KINDS[1], 8)], ids=str)
 def test_choose_lam(options, fractional):
     """That of the core, for ties, padding, infinities, constants, k = 0 and k = n too."""

@@ -215,9 +215,13 @@ class Relaxed(NamedTuple):
         )
         return cls(xp, operator, split, sums, x, sign, k, lam, left, t, v, blocks.with_digits())
 
+    def entries(self) -> Array:
+        """a, for what torch may compile: version 2.6 reads no property of a named tuple."""
+        return self.x if self.sign is None else self.x * self.sign
+
     @property
     def a(self) -> Array:
-        return self.x if self.sign is None else self.x * self.sign
+        return self.entries()
 
     def signed(self, y: Array) -> Array:
         return y if self.sign is None else self.sign * y
@@ -226,14 +230,14 @@ class Relaxed(NamedTuple):
         """The mask of the rows with lam = 0; ``before`` is as in the function ``hard_mask``."""
         still = self.xp.stop_gradient
         k = Count(self.k.whole, still(self.k.frac))
-        return hard_mask(self.xp, still(self.a), self.split.pivot, k, self.sums, before)
+        return hard_mask(self.xp, still(self.entries()), self.split.pivot, k, self.sums, before)
 
     def y(self, hard_mask: Array | None = None) -> Array:
         """The output; ``hard_mask`` is that of hard rows, if it is known already."""
         xp, split = self.xp, self.split
         y = self.blocks.y()
         if self.blocks.debias:
-            y = xp.where(split.above, self.a, xp.where(split.inside, y, 0.0))
+            y = xp.where(split.above, self.entries(), xp.where(split.inside, y, 0.0))
         y = xp.where(split.inside | split.above, y, 0.0)
         y = self.signed(self._shared(xp.astype(self.k.whole, y.dtype) + self.k.frac, y))
         if split.hard is not None:

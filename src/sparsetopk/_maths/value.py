@@ -19,7 +19,7 @@ def topk_value(rows: Relaxed, hard_mask: Array | None = None) -> Array:
     total = total + xp.where(split.soft, rows.left * phi.value(rows.v), 0.0)
     if split.hard is not None:
         mask = rows.hard_mask() if hard_mask is None else hard_mask
-        hard = rows.sums([mask * phi.value(xp.where(mask > 0, rows.a, 0.0))])[0]
+        hard = rows.sums([mask * phi.value(xp.where(mask > 0, rows.entries(), 0.0))])[0]
         total = xp.where(split.hard, hard, total)
     infinite = (rows.sums([rows.x == xp.inf])[0] > 0) & ((rows.k.whole > 0) | (rows.k.frac > 0))
     return xp.where(split.invalid, xp.nan, xp.where(infinite, xp.inf, total))
@@ -31,7 +31,7 @@ def _dual(rows: Relaxed) -> Array:
     reg, phi, lam = blocks.reg, blocks.phi, rows.lam
     assert isinstance(reg, PNorm)
     if phi.straight:  # an entry that stands alone has y = 1
-        top = xp.where(split.above & xp.isfinite(rows.a), rows.a, 0.0)
+        top = xp.where(split.above & xp.isfinite(rows.entries()), rows.entries(), 0.0)
         top = top - lam * reg.penalty(xp.ones_like(lam))
     else:
         top = lam * reg.conjugate(blocks.d) + phi.value(xp.where(split.above, blocks.u, 0.0))
@@ -43,9 +43,9 @@ def _primal(rows: Relaxed) -> Array:
     """<x, y> - R(y) - v y over the entries; v is taken in the block alone."""
     xp, split, reg = rows.xp, rows.split, rows.blocks.reg
     y = xp.where(split.inside, reg.response(rows.t), xp.astype(split.above, rows.t.dtype))
-    x = xp.where(xp.isfinite(rows.a), rows.a, 0.0)
+    x = xp.where(xp.isfinite(rows.entries()), rows.entries(), 0.0)
     inner = xp.where(split.inside, (x - rows.v) * y, x * y)
-    return inner - xp.where(rows.a > -xp.inf, rows.lam * _penalty(xp, reg, y), 0.0)
+    return inner - xp.where(rows.entries() > -xp.inf, rows.lam * _penalty(xp, reg, y), 0.0)
 
 
 def tangent(
@@ -62,7 +62,7 @@ def tangent(
     if dk is not None:
         moved = moved + xp.where(split.soft, rows.blocks.phi.value(rows.v), 0.0) * dk
     if dlam is not None:
-        terms = xp.where(rows.a > -xp.inf, _penalty(xp, rows.blocks.reg, y), 0.0)
+        terms = xp.where(rows.entries() > -xp.inf, _penalty(xp, rows.blocks.reg, y), 0.0)
         moved = moved - xp.where(split.relaxed, rows.sums([terms])[0], 0.0) * dlam
     return moved
 
