@@ -271,6 +271,9 @@ WHY = {  # what is to be known of a task, and why a rival is better where it is
     "indexer-64": "All of the best are at the ceiling. They differ in how many tokens have a gradient.",
     "indexer-256": "The derivative of the relaxed top-4 is 0 as soon as the needle is safely among the "
     "four; that of a softmax, or of the relaxed top-1, goes on until it is first.",
+    "indexer-512": "As with 256 tokens, but some seeds fail: two of five with p = 2 and a backward of "
+    "k = 1, which has a gradient for 5 tokens, and in part one with the derivative of a softmax. "
+    "p = 4/3 lets more tokens compete, and with a backward of k = 1 none of its seeds failed.",
     "patches": "Networks see a third of the resolution; the classifier has learned digits without "
     "clutter first, the same for all. Ours with six settings, all with strength 1, is behind LapSum; "
     "with a larger strength nothing is between them: p = 2 annealed has 61.3 ± 0.9 at 1, 63.8 ± 0.6 at "
