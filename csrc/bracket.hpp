@@ -194,15 +194,24 @@ struct Open {
   // above, and (unless that can wait) what is where in the bracket, while it is in the first cache.
   template <bool kAbsolute>
   SPARSETOPK_LOOP void gather(const X* source, std::size_t n, const Window<T>& window, T lo, T hi, bool counts = true) {
-    std::size_t kept = 0;
+    std::size_t kept = 0, seen = 0;
     over_hi = from_lo = 0;
     for (std::size_t i = 0; i < n; i += kTile) {
       const TilePart tile =
           keep_between<kAbsolute>(source + i, smaller(kTile, n - i), window.from, window.to, entries + kept);
-      if (counts) add<kAbsolute>(entries + kept, tile.count, lo, hi);
-      kept += tile.count, whole += tile.over, invalid |= tile.invalid;
+      kept += tile.count, whole += tile.over, invalid |= tile.infinite;
+      if (kept - seen < kTile && i + kTile < n) continue;  // too few to be worth a loop
+      invalid |= any_nan(entries + seen, kept - seen);
+      if (counts) add<kAbsolute>(entries + seen, kept - seen, lo, hi);
+      seen = kept;
     }
     size = kept;
+  }
+
+  static bool any_nan(const X* some, std::size_t length) {
+    std::uint32_t found = 0;
+    for (std::size_t j = 0; j < length; ++j) found += widen(some[j]) != widen(some[j]);
+    return found > 0;
   }
 
   // Count where in the bracket ``length`` entries lie.

@@ -5,7 +5,7 @@
 // takes too many steps, is left to threshold.hpp.
 #pragma once
 
-#include "output.hpp"
+#include "cotangents.hpp"
 #include "responses.hpp"
 
 namespace sparsetopk {
@@ -836,7 +836,7 @@ struct LaneStates {
   }
 };
 
-// What BlockSums are in output.hpp, in every lane.
+// What BlockSums are in cotangents.hpp, in every lane.
 template <class V>
 struct LaneBlockSums {
   V rho{}, rho_g{}, rho_t{}, rho_g_t{}, g{}, size{}, whole{}, whole_in_lam{};

@@ -76,7 +76,7 @@ Masses masses(const Pieces& pieces, const Spread& row);
 // Writes y, or what is left of it to write.
 void apply(const Pieces& pieces, const Spread& row);
 
-// The sums that the derivatives need, as BlockSums in output.hpp has them.
+// The sums that the derivatives need, as BlockSums in cotangents.hpp has them.
 constexpr std::size_t kBlockSums = 8;
 void block_sums(const Pieces& pieces, const Spread& row, double* sums);
 

@@ -1,13 +1,9 @@
-// Which entries of a tile lie between two bounds: the loops that compilers do not vectorise, so that they
-// are written with intrinsics on x86.
+// Which entries of a tile lie between two bounds: the loops that compilers do not vectorise. Two steps: comparisons leave
+// a bit for every entry, as fast as a tile is read, and then the bits that are set are gone through. Where they are few
+// that costs next to nothing; where they are many, vectors are packed.
 #pragma once
 
-#include "cpu.hpp"
-#include "tiles.hpp"
-
-#ifdef SPARSETOPK_X86
-#include <immintrin.h>
-#endif
+#include "vectors.hpp"
 
 namespace sparsetopk {
 namespace SPARSETOPK_LEVEL {
@@ -24,174 +20,247 @@ struct SetBits {
 };
 constexpr SetBits kSetBits;
 
-// Bit i is set if from <= keys[i] <= to, for eight keys.
-template <class T>
-inline unsigned flags(const T* keys, T from, T to) {
-  unsigned bits = 0;
-  for (unsigned i = 0; i < 8; ++i) bits |= unsigned((keys[i] >= from) & (keys[i] <= to)) << i;
-  return bits;
+enum class Compare { from, not_below, above };  // a >= b; not a < b, which NaN is not; a > b
+
+// Bit i is set if a[i] compares so with b[i].
+template <Compare kHow, class T>
+inline unsigned compare_bits(Vector<T> a, Vector<T> b) {
+#if defined(SPARSETOPK_X86) && defined(__AVX512F__)
+  constexpr int kCode = kHow == Compare::from ? _CMP_GE_OQ : kHow == Compare::not_below ? _CMP_NLT_UQ : _CMP_GT_OQ;
+  if constexpr (sizeof(T) == 4) return _mm512_cmp_ps_mask((__m512)a, (__m512)b, kCode);
+  if constexpr (sizeof(T) == 8) return _mm512_cmp_pd_mask((__m512d)a, (__m512d)b, kCode);
+#else
+  return bits_of(kHow == Compare::from ? a >= b : kHow == Compare::not_below ? ~(a < b) : a > b);
+#endif
 }
-#if defined(SPARSETOPK_X86) && defined(__AVX2__)
-template <>
-inline unsigned flags<float>(const float* keys, float from, float to) {
-  const __m256 a = _mm256_loadu_ps(keys);
-  return unsigned(_mm256_movemask_ps(_mm256_and_ps(_mm256_cmp_ps(a, _mm256_set1_ps(from), _CMP_GE_OQ),
-                                                   _mm256_cmp_ps(a, _mm256_set1_ps(to), _CMP_LE_OQ))));
+
+// A bit for every entry of a tile.
+class Marks {
+ public:
+  // Marks keys between the bounds; ``kNaN``: and those that are NaN.
+  template <bool kAbsolute, bool kNaN, class T>
+  SPARSETOPK_LOOP void set(const T* x, std::size_t length, T from, T to);
+
+  std::size_t count = 0, over = 0;  // marked keys, and keys above them
+
+  // Writes the positions of those that are marked, in order; 16 more may be written.
+  void positions(std::size_t length, std::uint32_t* out) const;
+
+  // Positions, from ``begin`` on, and what two arrays have there; 16 more may be written.
+  template <class X>
+  SPARSETOPK_LOOP void gather(std::size_t length, std::size_t begin, const X* x, const X* g, std::uint32_t* at,
+                              X* x_there, X* g_there) const;
+
+  // Copies what is marked, in order; ``kept`` may be x.
+  template <class X>
+  void copy(const X* x, std::size_t length, X* kept) const;
+
+ private:
+  static constexpr std::size_t kWord = 64;
+  bool some(std::size_t length) const { return count > length / 256; }  // in more than a few words
+  bool many(std::size_t length) const { return count > length / 8; }
+  template <unsigned kUnrolled, class F>
+  static void for_bits(std::uint64_t bits, F&& f);
+  template <unsigned kUnrolled>
+  SPARSETOPK_LOOP void positions_of_words(std::size_t length, std::uint32_t* out) const;
+  template <unsigned kUnrolled, class X>
+  SPARSETOPK_LOOP X* copy_words(const X* x, std::size_t words, X* kept) const;
+  template <class X>
+  SPARSETOPK_LOOP X* copy_packs(const X* x, std::size_t words, X* kept) const;
+  static std::uint64_t word(const std::uint8_t* bytes) {
+    std::uint64_t bits;
+    std::memcpy(&bits, bytes, 8);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    bits = __builtin_bswap64(bits);
+#endif
+    return bits;
+  }
+  std::uint8_t byte(std::size_t i) const { return std::uint8_t(words_[i / 8] >> i % 8 * 8); }
+  // The lowest bit that is set; of 0 any.
+  static unsigned lowest(std::uint64_t bits) { return unsigned(__builtin_ctzll(bits | std::uint64_t(1) << 63)); }
+
+  std::uint64_t words_[kTile / kWord];
+};
+
+template <bool kAbsolute, bool kNaN, class T>
+SPARSETOPK_LOOP void Marks::set(const T* x, std::size_t length, T from, T to) {
+  using V = Vector<T>;
+  constexpr std::size_t kW = kWidth<T>, kStep = larger(kW, std::size_t(8));
+  std::uint8_t at_least[kTile / 8], above[kTile / 8];
+  const V least = all_lanes(from), most = all_lanes(to);
+  std::size_t j = 0;
+  for (; j + kStep <= length; j += kStep) {
+    unsigned lower = 0, upper = 0;
+#pragma GCC unroll 4
+    for (std::size_t i = 0; i < kStep; i += kW) {
+      const V wide = load(x + j + i), key = kAbsolute ? absolute_lanes(wide) : wide;
+      lower |= compare_bits<kNaN ? Compare::not_below : Compare::from, T>(key, least) << i;
+      upper |= compare_bits<Compare::above, T>(key, most) << i;
+    }
+    std::memcpy(at_least + j / 8, &lower,
+                kStep / 8);  // where a step has two bytes they are in order: x86 has such alone
+    std::memcpy(above + j / 8, &upper, kStep / 8);
+  }
+  if (length % kWord != 0) {
+    const std::size_t end = (length + kWord - 1) / kWord * 8;
+    std::memset(at_least + j / 8, 0, end - j / 8), std::memset(above + j / 8, 0, end - j / 8);
+  }
+  for (; j < length; ++j) {
+    const T value = key<kAbsolute>(x[j]);
+    at_least[j / 8] |= std::uint8_t((kNaN ? !(value < from) : value >= from) << j % 8);
+    above[j / 8] |= std::uint8_t((value > to) << j % 8);
+  }
+  count = over = 0;
+  for (std::size_t i = 0; i * kWord < length; ++i) {
+    const std::uint64_t high = word(above + 8 * i), bits = words_[i] = word(at_least + 8 * i) & ~high;
+    count += std::size_t(__builtin_popcountll(bits)), over += std::size_t(__builtin_popcountll(high));
+  }
 }
-template <>
-inline unsigned flags<double>(const double* keys, double from, double to) {
-  const auto four = [&](const double* some) {
-    const __m256d a = _mm256_loadu_pd(some);
-    return unsigned(_mm256_movemask_pd(_mm256_and_pd(_mm256_cmp_pd(a, _mm256_set1_pd(from), _CMP_GE_OQ),
-                                                     _mm256_cmp_pd(a, _mm256_set1_pd(to), _CMP_LE_OQ))));
-  };
-  return four(keys) | four(keys + 4) << 4;
+
+// f(j) for every bit j of a word, in order; at least ``kUnrolled`` times, so that few of them cost no branch: what
+// comes after the last one must do no harm.
+template <unsigned kUnrolled, class F>
+inline __attribute__((always_inline)) void Marks::for_bits(std::uint64_t bits, F&& f) {
+#pragma GCC unroll 8
+  for (unsigned i = 0; i < kUnrolled; ++i, bits &= bits - 1) f(lowest(bits));
+  for (; bits != 0; bits &= bits - 1) f(lowest(bits));
 }
-#elif defined(SPARSETOPK_X86)
+
+template <unsigned kUnrolled>
+SPARSETOPK_LOOP void Marks::positions_of_words(std::size_t length, std::uint32_t* out) const {
+  for (std::uint32_t j = 0; j < length; j += kWord) {
+    const std::uint64_t bits = words_[j / kWord];
+    std::uint32_t* next = out;
+    out += __builtin_popcountll(bits);
+    for_bits<kUnrolled>(bits, [&](unsigned i) { *next++ = j + i; });
+  }
+}
+
+inline void Marks::positions(std::size_t length, std::uint32_t* out) const {
+  if (!many(length)) return some(length) ? positions_of_words<3>(length, out) : positions_of_words<0>(length, out);
+  for (std::uint32_t j = 0; j < length; j += 8) {
+    const unsigned bits = byte(j / 8);
+    for (std::size_t i = 0; i < 8; ++i) out[i] = j + kSetBits.position[bits][i];
+    out += kSetBits.count[bits];
+  }
+}
+
+template <class X>
+SPARSETOPK_LOOP void Marks::gather(std::size_t length, std::size_t begin, const X* x, const X* g, std::uint32_t* at,
+                                   X* x_there, X* g_there) const {
+  const bool often = some(length);
+  std::size_t done = 0, i, word = 0;
+  const auto take = [&](std::size_t j) { at[i] = std::uint32_t(begin + j), x_there[i] = x[j], ++i; };
+  for (; (word + 1) * kWord <= length; ++word) {
+    const std::uint64_t bits = words_[word];
+    i = done, done += std::size_t(__builtin_popcountll(bits));
+    if (!often)
+      for_bits<0>(bits, [&](unsigned j) { take(word * kWord + j); });
+    else
+      for_bits<3>(bits, [&](unsigned j) { take(word * kWord + j); });
+  }
+  i = done;
+  if (length % kWord != 0) for_bits<0>(words_[word], [&](unsigned j) { take(word * kWord + j); });
+  // Of g nothing else is touched: most of it need not come from memory.
+  for (i = 0; i < count; ++i) g_there[i] = g[at[i] - begin];
+}
+
+// As many entries as a pack has, those that are marked to the front.
+template <class X>
+constexpr std::size_t kPack = 8;
+template <class X>
+inline void pack(const X* x, unsigned bits, X* kept) {
+  for (std::size_t i = 0; i < 8; ++i) kept[i] = x[kSetBits.position[bits][i]];
+}
+#if defined(SPARSETOPK_X86) && defined(__AVX512F__)
 template <>
-inline unsigned flags<float>(const float* keys, float from, float to) {
-  const auto four = [&](const float* some) {
-    const __m128 a = _mm_loadu_ps(some);
-    return unsigned(_mm_movemask_ps(_mm_and_ps(_mm_cmpge_ps(a, _mm_set1_ps(from)), _mm_cmple_ps(a, _mm_set1_ps(to)))));
-  };
-  return four(keys) | four(keys + 4) << 4;
+constexpr std::size_t kPack<float> = 16;
+inline void pack(const double* x, unsigned bits, double* kept) {
+  _mm512_storeu_pd(kept, _mm512_maskz_compress_pd(__mmask8(bits), _mm512_loadu_pd(x)));
+}
+inline void pack(const float* x, unsigned bits, float* kept) {
+  _mm512_storeu_ps(kept, _mm512_maskz_compress_ps(__mmask16(bits), _mm512_loadu_ps(x)));
+}
+#elif defined(SPARSETOPK_X86) && defined(__AVX2__)
+inline void pack(const float* x, unsigned bits, float* kept) {
+  long long positions;
+  std::memcpy(&positions, kSetBits.position[bits], sizeof(positions));
+  const __m256i to_front = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(positions));
+  _mm256_storeu_ps(kept, _mm256_permutevar8x32_ps(_mm256_loadu_ps(x), to_front));
 }
 #endif
+
+// Copies what is marked in whole words; nothing is written beyond where the word ends that was read last.
+template <unsigned kUnrolled, class X>
+SPARSETOPK_LOOP X* Marks::copy_words(const X* x, std::size_t words, X* kept) const {
+  for (std::size_t i = 0; i < words; ++i, x += kWord) {
+    const std::uint64_t bits = words_[i];
+    X* next = kept;
+    kept += __builtin_popcountll(bits);
+    for_bits<kUnrolled>(bits, [&](unsigned j) { *next++ = x[j]; });
+  }
+  return kept;
+}
+template <class X>
+SPARSETOPK_LOOP X* Marks::copy_packs(const X* x, std::size_t words, X* kept) const {
+  constexpr std::size_t kBits = kPack<X>;
+  for (std::size_t i = 0; i < words; ++i)
+    for (std::size_t j = 0; j < kWord; j += kBits, x += kBits) {
+      const unsigned bits = unsigned(words_[i] >> j) & ((1u << kBits) - 1);
+      pack(x, bits, kept);
+      kept += __builtin_popcount(bits);
+    }
+  return kept;
+}
+
+template <class X>
+void Marks::copy(const X* x, std::size_t length, X* kept) const {
+  if (count == length) return void(std::memmove(kept, x, length * sizeof(X)));
+  const std::size_t words = length / kWord;
+  kept = many(length)          ? copy_packs(x, words, kept)
+         : !some(length)       ? copy_words<0>(x, words, kept)
+         : count < length / 32 ? copy_words<3>(x, words, kept)
+                               : copy_words<8>(x, words, kept);
+  for (std::size_t j = words * kWord; j < length; ++j)
+    if (words_[words] >> j % kWord & 1) *kept++ = x[j];
+}
 
 // The positions j with from <= keys[j] <= to, in order; returns their number. Room for 16 more is needed.
 template <class T>
-SPARSETOPK_LOOP std::size_t positions_between(const T* keys, std::size_t length, T from, T to,
-                                              std::uint32_t* positions) {
-  std::size_t count = 0, j = 0;
-#if defined(SPARSETOPK_X86) && defined(__AVX512F__)
-  if constexpr (std::is_same<T, float>::value) {
-    const __m512 least = _mm512_set1_ps(from), most = _mm512_set1_ps(to);
-    __m512i at = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    for (; j + 16 <= length; j += 16) {
-      const __m512 a = _mm512_loadu_ps(keys + j);
-      const __mmask16 inside = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(a, least, _CMP_GE_OQ), a, most, _CMP_LE_OQ);
-      _mm512_storeu_si512(positions + count, _mm512_maskz_compress_epi32(inside, at));
-      count += std::size_t(__builtin_popcount(inside));
-      at = _mm512_add_epi32(at, _mm512_set1_epi32(16));
-    }
-  }
-#endif
-  // Eight positions are written at a time, and as many kept as flags are set.
-  for (; j + 8 <= length; j += 8) {
-    const unsigned bits = flags(keys + j, from, to);
-    for (std::size_t i = 0; i < 8; ++i) positions[count + i] = std::uint32_t(j + kSetBits.position[bits][i]);
-    count += kSetBits.count[bits];
-  }
-  for (; j < length; ++j) {
-    positions[count] = std::uint32_t(j);
-    count += (keys[j] >= from) & (keys[j] <= to);
-  }
-  return count;
+inline std::size_t positions_between(const T* keys, std::size_t length, T from, T to, std::uint32_t* positions) {
+  Marks marks;
+  marks.set<false, false>(keys, length, from, to);
+  marks.positions(length, positions);
+  return marks.count;
 }
 
-// What there is of a tile: entries that are kept, keys above them, and whether any key is NaN or (of magnitudes)
-// infinite.
+// What there is of a tile: entries between the bounds, keys above them, and whether a magnitude is infinite.
 struct TilePart {
-  std::size_t count = 0, over = 0;
-  bool invalid = false;
+  std::size_t count, over;
+  bool infinite;
 };
 
-// Whole vectors from the front of a tile as far as there are any, with ``done`` entries; the rest is for the caller.
-// What is written ends where the vector ends that was read last, so that x and ``kept`` may be the same.
-#if defined(SPARSETOPK_X86) && defined(__AVX512F__)
-template <bool kAbsolute>
-inline TilePart keep_vectors(const float* x, std::size_t length, float from, float to, float* kept, std::size_t& done) {
-  const __m512 least = _mm512_set1_ps(from), most = _mm512_set1_ps(to),
-               limit = _mm512_set1_ps(float(Limits<float>::largest));
-  TilePart part;
-  __mmask16 invalid = 0;
-  std::size_t j = 0;
-  for (; j + 16 <= length; j += 16) {
-    const __m512 a = _mm512_loadu_ps(x + j), key = kAbsolute ? _mm512_abs_ps(a) : a;
-    const __mmask16 up = _mm512_cmp_ps_mask(key, most, _CMP_GT_OQ);
-    const __mmask16 inside = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(key, least, _CMP_GE_OQ), key, most, _CMP_LE_OQ);
-    invalid |= kAbsolute ? _mm512_cmp_ps_mask(key, limit, _CMP_NLE_UQ) : _mm512_cmp_ps_mask(key, key, _CMP_UNORD_Q);
-    _mm512_storeu_ps(kept + part.count, _mm512_maskz_compress_ps(inside, a));
-    part.count += std::size_t(__builtin_popcount(inside)), part.over += std::size_t(__builtin_popcount(up));
-  }
-  part.invalid = invalid != 0, done = j;
-  return part;
-}
-template <bool kAbsolute>
-inline TilePart keep_vectors(const double* x, std::size_t length, double from, double to, double* kept,
-                             std::size_t& done) {
-  const __m512d least = _mm512_set1_pd(from), most = _mm512_set1_pd(to),
-                limit = _mm512_set1_pd(Limits<double>::largest);
-  TilePart part;
-  __mmask8 invalid = 0;
-  std::size_t j = 0;
-  for (; j + 8 <= length; j += 8) {
-    const __m512d a = _mm512_loadu_pd(x + j), key = kAbsolute ? _mm512_abs_pd(a) : a;
-    const __mmask8 up = _mm512_cmp_pd_mask(key, most, _CMP_GT_OQ);
-    const __mmask8 inside = _mm512_mask_cmp_pd_mask(_mm512_cmp_pd_mask(key, least, _CMP_GE_OQ), key, most, _CMP_LE_OQ);
-    invalid |= kAbsolute ? _mm512_cmp_pd_mask(key, limit, _CMP_NLE_UQ) : _mm512_cmp_pd_mask(key, key, _CMP_UNORD_Q);
-    _mm512_storeu_pd(kept + part.count, _mm512_maskz_compress_pd(inside, a));
-    part.count += std::size_t(__builtin_popcount(inside)), part.over += std::size_t(__builtin_popcount(up));
-  }
-  part.invalid = invalid != 0, done = j;
-  return part;
-}
-#elif defined(SPARSETOPK_X86) && defined(__AVX2__)
-template <bool kAbsolute>
-inline TilePart keep_vectors(const float* x, std::size_t length, float from, float to, float* kept, std::size_t& done) {
-  const __m256 least = _mm256_set1_ps(from), most = _mm256_set1_ps(to),
-               limit = _mm256_set1_ps(float(Limits<float>::largest));
-  const __m256 sign = _mm256_set1_ps(-0.0f);
-  TilePart part;
-  int invalid = 0;
-  std::size_t j = 0;
-  for (; j + 8 <= length; j += 8) {
-    const __m256 a = _mm256_loadu_ps(x + j), key = kAbsolute ? _mm256_andnot_ps(sign, a) : a;
-    const int up = _mm256_movemask_ps(_mm256_cmp_ps(key, most, _CMP_GT_OQ));
-    const int inside =
-        _mm256_movemask_ps(_mm256_and_ps(_mm256_cmp_ps(key, least, _CMP_GE_OQ), _mm256_cmp_ps(key, most, _CMP_LE_OQ)));
-    invalid |=
-        _mm256_movemask_ps(kAbsolute ? _mm256_cmp_ps(key, limit, _CMP_NLE_UQ) : _mm256_cmp_ps(key, key, _CMP_UNORD_Q));
-    long long positions;
-    std::memcpy(&positions, kSetBits.position[inside], sizeof(positions));
-    const __m256i to_front = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(positions));
-    _mm256_storeu_ps(kept + part.count, _mm256_permutevar8x32_ps(a, to_front));
-    part.count += kSetBits.count[inside], part.over += kSetBits.count[up];
-  }
-  part.invalid = invalid != 0, done = j;
-  return part;
-}
-#endif
-template <bool kAbsolute, class X>
-inline TilePart keep_vectors(const X*, std::size_t, Wide<X>, Wide<X>, X*, std::size_t& done) {
-  done = 0;
-  return {};
+template <class X>
+SPARSETOPK_LOOP bool any_infinite(const X* x, std::size_t n) {
+  std::uint32_t found = 0;
+  for (std::size_t j = 0; j < n; ++j) found += key<true>(x[j]) > Wide<X>(Limits<Wide<X>>::largest);
+  return found > 0;
 }
 
-// Copies the entries of a tile whose keys are between the bounds, in order.
+// Copies the entries of a tile whose keys are between the bounds, in order, and NaN, which is seen there sooner than in
+// the row.
 template <bool kAbsolute, class X>
-SPARSETOPK_LOOP TilePart keep_between(const X* x, std::size_t length, Wide<X> from, Wide<X> to, X* kept) {
-  using T = Wide<X>;
-  constexpr T limit = T(Limits<T>::largest);
-  std::size_t done;
-  TilePart part = keep_vectors<kAbsolute>(x, length, from, to, kept, done);
-  x += done, length -= done, kept += part.count;
-  if (length == 0) return part;
-  for_tiles<kAbsolute>(x, length, [&](const T* keys, std::size_t, std::size_t) {
-    std::uint32_t positions[kTile + 16];
-    std::uint32_t over = 0, bad = 0;
-    for (std::size_t j = 0; j < length; ++j) {
-      over += keys[j] > to;
-      bad += kAbsolute ? !(keys[j] <= limit) : keys[j] != keys[j];
-    }
-    const std::size_t count = positions_between(keys, length, from, to, positions);
-    if (count == length)
-      std::memmove(kept, x, length * sizeof(X));
-    else
-      for (std::size_t j = 0; j < count; ++j) kept[j] = x[positions[j]];
-    part.count += count, part.over += over, part.invalid |= bad != 0;
-  });
-  return part;
+inline TilePart keep_between(const X* x, std::size_t length, Wide<X> from, Wide<X> to, X* kept) {
+  Marks marks;
+  if constexpr (std::is_same<X, Wide<X>>::value)
+    marks.set<kAbsolute, true>(x, length, from, to);
+  else
+    for_tiles<kAbsolute>(x, length, [&](const Wide<X>* keys, std::size_t, std::size_t) {
+      marks.set<false, true>(keys, length, from, to);
+    });
+  const bool infinite = kAbsolute && marks.over > 0 && any_infinite(x, length);
+  marks.copy(x, length, kept);
+  return {marks.count, marks.over, infinite};
 }
 
 }  // namespace SPARSETOPK_LEVEL

@@ -1,7 +1,7 @@
 // The passes over one piece of a row that is spread over many arrays; see pieces.hpp.
 #pragma once
 
-#include "output.hpp"
+#include "cotangents.hpp"
 #include "pieces.hpp"
 
 namespace sparsetopk {
@@ -240,13 +240,13 @@ void apply_piece(const Piece& piece, const Spread& row, const Kind& kind) {
 
 template <class X, class Kind>
 void block_sums_piece(const Piece& piece, const Spread& row, const Kind& kind, double* sums) {
-  static_assert(sizeof(BlockSums) == kBlockSums * sizeof(double) && !kNotes<X, Kind>, "");
+  static_assert(sizeof(BlockSums) == kBlockSums * sizeof(double) && !kNotes<Kind>, "");
   BlockSums found;
-  std::size_t noted;
+  Notes<X> none;
   if (!is_special(row.lam, row.state)) {
     const Solved<X, Kind> solved(row_of<X>(piece, row, kind), row.state);
     found = sum_part<X, Kind>(solved, static_cast<const X*>(piece.x), static_cast<const X*>(piece.g),
-                              std::size_t(piece.n), nullptr, noted);
+                              std::size_t(piece.n), none);
   }
   std::memcpy(sums, &found, sizeof(found));
 }

@@ -121,6 +121,38 @@ struct FloatDistance {
   float operator()(float a) const { return (a - pivot) * inverse + delta; }
 };
 
+// Of every lane: the sum of t inside [0, top), and how many lanes are inside, and above.
+struct FloatLanes {
+  using V = Vector<float>;
+  V mass{};
+#if defined(SPARSETOPK_X86) && defined(__AVX512F__)
+  // A mask says how many are set in fewer instructions than it takes to count in lanes.
+  std::size_t inside = 0, above = 0;
+  void add(V t, V top) {
+    const __mmask16 from = _mm512_cmp_ps_mask((__m512)t, _mm512_setzero_ps(), _CMP_GE_OQ);
+    const __mmask16 in = _mm512_mask_cmp_ps_mask(from, (__m512)t, (__m512)top, _CMP_LT_OQ);
+    mass = (V)_mm512_mask_add_ps((__m512)mass, in, (__m512)mass, (__m512)t);
+    inside += std::size_t(__builtin_popcount(in)), above += std::size_t(__builtin_popcount(from ^ in));
+  }
+  double count_inside() const { return double(inside); }
+  double count_above() const { return double(above); }
+#else
+  Flags<float> inside{}, above{};
+  void add(V t, V top) {
+    const Flags<float> from = t >= V{}, in = from & (t < top);
+    mass += (V)((Flags<float>)t & in);
+    inside -= in, above -= from & ~in;
+  }
+  double count_inside() const { return sum(inside); }
+  double count_above() const { return sum(above); }
+  static double sum(Flags<float> counts) {
+    double all = 0;
+    for (std::size_t j = 0; j < kWidth<float>; ++j) all += double(counts[j]);
+    return all;
+  }
+#endif
+};
+
 // Sums for S(t) = t. Eight numbers in a row are added in float, and what they come to in double; as elsewhere there are
 // kLanes of each, however wide vectors are.
 template <class Kind, class X>
@@ -131,34 +163,31 @@ SPARSETOPK_LOOP bool add_up_in_float(const Distances& self, double delta, Sums& 
   if (!FloatDistance<Kind>::fits(v, lam)) return false;
   const FloatDistance<Kind> distance({self.distance.pivot, delta, lam}, v);
   const V pivot = all_lanes(distance.pivot), inverse = all_lanes(distance.inverse), shift = all_lanes(distance.delta);
-  const V none{}, top = all_lanes(Kind::kMagnitude ? float(v) : 1.0f);
+  const V top = all_lanes(Kind::kMagnitude ? float(v) : 1.0f);
   double mass[kLanes] = {};
-  Flags<float> inside[kParts] = {}, above[kParts] = {};
+  FloatLanes lanes[kParts];
   const auto add = [&](const X* x) {
-    V part[kParts] = {};
     float parts[kLanes];
+    for (std::size_t p = 0; p < kParts; ++p) lanes[p].mass = V{};
+#pragma GCC unroll 8
     for (std::size_t first = 0; first < kBlock; first += kLanes)
 #pragma GCC unroll 4
       for (std::size_t p = 0; p < kParts; ++p) {
         const V wide = load(x + first + p * kW), a = Kind::kAbsolute ? absolute_lanes(wide) : wide;
-        const V t = (a - pivot) * inverse + shift, low = larger_lanes(t, none);
-        part[p] += t < top ? low : none;
-        inside[p] -= t == smaller_lanes(low, top);
-        above[p] -= t >= top;
+        lanes[p].add((a - pivot) * inverse + shift, top);
       }
-    for (std::size_t p = 0; p < kParts; ++p) store(part[p], parts + p * kW);
+    for (std::size_t p = 0; p < kParts; ++p) store(lanes[p].mass, parts + p * kW);
     for (std::size_t j = 0; j < kLanes; ++j) mass[j] += double(parts[j]);
   };
   const X* x = static_cast<const X*>(self.entries);
   std::size_t i = 0;
   for (; i + kBlock <= self.size; i += kBlock) add(x + i);
-  for (std::size_t p = 0; p < kParts; ++p)
-    for (std::size_t j = 0; j < kW; ++j) sums.slope += double(inside[p][j]), sums.above += double(above[p][j]);
+  for (const FloatLanes& part : lanes) sums.slope += part.count_inside(), sums.above += part.count_above();
   sums.mass = total(mass);
   for (; i < self.size; ++i) {
     const float t = distance(key<Kind::kAbsolute>(x[i]));
-    sums.mass += t > 0 && t < top[0] ? double(t) : 0;
-    sums.slope += t >= 0 && t <= top[0], sums.above += t >= top[0];
+    sums.mass += t >= 0 && t < top[0] ? double(t) : 0;
+    sums.slope += t >= 0 && t < top[0], sums.above += t >= top[0];
   }
   return true;
 }
@@ -495,6 +524,12 @@ State Row<X, Kind>::find_in(Bracket<T>& bracket, Open<X>& open) const {
     }
   }
   double start = Kind::kFloor ? hi : lo + (hi - lo) / 2;
+  // A mask has the mass of as many keys as are above its centre, if these lie evenly.
+  if (!Kind::kMagnitude && !Kind::kFloor && bracket.counted && !bracket.exact) {
+    const double centre = Kind::zero == 0 ? kind.exponent / (kind.exponent + 1) : 0;
+    const double share = (k - double(bracket.over_hi)) / double(bracket.inside());
+    start = clip(centre - distance(pivot + share * (boundary - pivot)), lo, hi);
+  }
   const double unit = steep ? 0 : hi - lo;
   // The two-sided mask for p = 2 is next to free, and on so symmetric a response next to the answer.
   if (Kind::zero == -1 && !Kind::kCheap)

@@ -198,6 +198,32 @@ def test_what_little_the_block_has_is_not_within_a_tolerance_of_k(p, dtype):
             assert np.all(np.abs(y.sum(-1, keepdims=True) - k) <= rounding + 1e-9)
 
 
+@pytest.mark.parametrize("dtype", KERNELS)
+@pytest.mark.parametrize("n", [1025, 5000, 65537, 140_000])
+@pytest.mark.parametrize("share", [0.001, 0.02, 0.2, 0.4, 0.9])
+@pytest.mark.parametrize("where", ["first", "last", "spread", "middle"])
+def test_the_derivative_wherever_the_block_is(dtype, n, share, where):
+    """A block is noted in dx between the passes, if there is room: before what it is overwritten by."""
+    rng = np.random.default_rng(0)
+    size = max(int(share * n), 2)
+    inside = rng.permutation(np.arange(1, size + 1)) / (size + 1) / 2 + 1
+    x = np.where(rng.random(n) < 0.5, 4.0, -4.0)
+    begin = {"first": 0, "last": n - size, "middle": (n - size) // 3, "spread": 0}[where]
+    at = np.sort(rng.permutation(n)[:size]) if where == "spread" else begin + np.arange(size)
+    x[at] = inside
+    k = float(np.count_nonzero(x == 4.0)) + size / 2
+    x = torch.tensor(x, dtype=dtype, requires_grad=True)
+    g = torch.tensor(rng.normal(size=n), dtype=dtype)
+    (dx,) = torch.autograd.grad(stt.topk_mask(x, k, 1.0), x, g)
+    entries, cotangents = x.detach().double()[at], g.double()[at]
+    # With all of these strictly in the block, the threshold is where they have half of their number.
+    assert (entries - entries.mean()).abs().max() < 0.5
+    expected = torch.zeros(n, dtype=torch.float64)
+    expected[at] = cotangents - cotangents.mean()
+    tolerance = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(dx.double(), expected, rtol=tolerance, atol=tolerance)
+
+
 def against_even_probes(n: int) -> np.ndarray:
     """The entries at even distances, of the row and of what is left when they are dropped, are always
     the smallest ones: who cuts at one of them drops no others."""

@@ -565,6 +565,45 @@ void fuzz_digits(const char* dtype, const char* content, std::size_t n, bool flu
   check(read <= digits * n + baseline::kFew, "entries read", double(read), double(digits * n));
 }
 
+// What lies between two bounds in a tile, from nothing to all of it, and next to nothing of it in most words.
+template <class X>
+void fuzz_marks(const char* dtype, std::size_t n) {
+  using T = Wide<X>;
+  const double share = below(4) == 0 ? double(below(2)) : std::pow(uniform(), 3);
+  begin_call("marks of %s, n = %zu, share %.3g", dtype, n, share);
+  std::vector<X> x(n), g(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    const double inside = uniform() < share ? 1.5 : below(2) == 0 ? 3 : -1;
+    x[i] = from_double<X>(below(50) == 0 ? kNaN : inside), g[i] = from_double<X>(double(i % 100));
+  }
+  std::vector<T> keys(n);
+  std::vector<std::uint32_t> expected, kept_at, found(n + 16);
+  std::size_t over = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    keys[i] = widen(x[i]);
+    if (keys[i] >= 1 && keys[i] <= 2) expected.push_back(std::uint32_t(i));
+    if (!(keys[i] < 1) && !(keys[i] > 2)) kept_at.push_back(std::uint32_t(i));
+    over += keys[i] > 2;
+  }
+  const std::size_t count = baseline::positions_between(keys.data(), n, T(1), T(2), found.data());
+  check(count == expected.size(), "the number of positions", double(count), double(expected.size()));
+  check(std::equal(expected.begin(), expected.end(), found.begin()), "positions");
+  baseline::Marks marks;
+  marks.set<false, false>(keys.data(), n, T(1), T(2));
+  std::vector<X> there(n + 16), g_there(n + 16);
+  marks.gather(n, 7, x.data(), g.data(), found.data(), there.data(), g_there.data());
+  bool same = true;
+  for (std::size_t i = 0; i < count; ++i)
+    same &= found[i] == expected[i] + 7 && std::memcmp(&there[i], &x[expected[i]], sizeof(X)) == 0 &&
+            std::memcmp(&g_there[i], &g[expected[i]], sizeof(X)) == 0;
+  check(same, "what is gathered");
+  std::vector<X> kept = x;
+  const baseline::TilePart part = baseline::keep_between<false>(kept.data(), n, T(1), T(2), kept.data());
+  check(part.count == kept_at.size() && part.over == over, "what is kept", double(part.count), double(kept_at.size()));
+  for (std::size_t i = 0; i < kept_at.size(); ++i) same &= std::memcmp(&kept[i], &x[kept_at[i]], sizeof(X)) == 0;
+  check(same, "entries that are kept in their own place");
+}
+
 // Every half is a normal float or 0: none is lost where subnormal numbers count as 0.
 void fuzz_halves() {
   begin_call("all halves, subnormal numbers flushed");
@@ -696,6 +735,7 @@ void fuzz_dtype(const char* dtype, std::size_t n) {
       }
     }
   if (n == 0) return;
+  for (int i = 0; i < 100 && n <= baseline::kTile; ++i) fuzz_marks<X>(dtype, n);
   for (const char* content : kContents)
     for (const bool flag : {false, true}) {
       fuzz_pieces<X>(dtype, content, n, flag);

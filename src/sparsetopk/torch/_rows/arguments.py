@@ -45,7 +45,7 @@ def is_plain(*values: object) -> bool:
     """
     if torch.compiler.is_compiling() or is_tracing():
         return False
-    if is_transformed() or dispatch_modes():
+    if is_transforming() or in_forward_mode() or dispatch_modes():
         return False
     for value in values:  # a loop, as this is part of every call; so is the short way for numbers
         if type(value) is float or type(value) is int:
@@ -152,13 +152,14 @@ def check_dim(name: str, x: Tensor, dim: object) -> int:
     """The dimension, counted from the front."""
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TypeError(f"dim must be an int, got {dim!r}")
-    if not -x.ndim <= dim < x.ndim:
+    ndim = x.ndim
+    if not -ndim <= dim < ndim:
         raise ValueError(
-            f"dim must be in [{-x.ndim}, {x.ndim}) for {name} of shape {tuple(x.shape)}, got {dim}"
-            if x.ndim
+            f"dim must be in [{-ndim}, {ndim}) for {name} of shape {tuple(x.shape)}, got {dim}"
+            if ndim
             else f"{name} must have at least one dimension, got a scalar"
         )
-    return dim % x.ndim
+    return dim % ndim
 
 
 def check_number(name: str, value: object) -> None:
@@ -272,6 +273,9 @@ class Rows:
 
 
 def check_k_and_lam(rows: Rows, k: Number, lam: Number) -> None:
+    plain = (type(k) is int or type(k) is float) and (type(lam) is float or type(lam) is int)
+    if plain and 0 <= k <= rows.n and 0 <= lam < math.inf:  # most calls, which should be short
+        return
     for name, value in (("k", k), ("lam", lam)):
         if type(value) is not float and type(value) is not int:
             check_number(name, value)
