@@ -33,6 +33,7 @@ struct Bracket {
   std::size_t over_hi = 0, from_lo = 0;
   bool exact = false;   // lo = x_[below] and hi = x_[above]
   bool counted = true;  // and the two numbers are those of these
+  bool wide = false;    // most of the row is undecided, it seems, and will be
   std::size_t& read;    // counts entries that are read to find it: of the row, and of copies
 
   Bracket(double k, T lo_, T hi_, std::size_t& read_)
@@ -181,11 +182,13 @@ struct Window {
   T from, to;
 };
 
-// The undecided entries of a row, copied in order, and the number of keys above them.
+// The undecided entries of a row, copied in order, and the number of keys above them; or the row itself, with what is
+// decided among them.
 template <class X>
 struct Open {
   using T = Wide<X>;
-  X* entries = nullptr;
+  X* room = nullptr;           // for copies
+  const X* entries = nullptr;  // there, or the row
   std::size_t size = 0, whole = 0;
   std::size_t over_hi = 0, from_lo = 0;  // of the copy, how many keys are greater than hi, and how many at least lo
   bool invalid = false;                  // a NaN; or an infinity, for |x|
@@ -198,14 +201,26 @@ struct Open {
     over_hi = from_lo = 0;
     for (std::size_t i = 0; i < n; i += kTile) {
       const TilePart tile =
-          keep_between<kAbsolute>(source + i, smaller(kTile, n - i), window.from, window.to, entries + kept);
+          keep_between<kAbsolute>(source + i, smaller(kTile, n - i), window.from, window.to, room + kept);
       kept += tile.count, whole += tile.over, invalid |= tile.infinite;
       if (kept - seen < kTile && i + kTile < n) continue;  // too few to be worth a loop
-      invalid |= any_nan(entries + seen, kept - seen);
-      if (counts) add<kAbsolute>(entries + seen, kept - seen, lo, hi);
+      invalid |= any_nan(room + seen, kept - seen);
+      if (counts) add<kAbsolute>(room + seen, kept - seen, lo, hi);
       seen = kept;
     }
-    size = kept;
+    entries = room, size = kept;
+  }
+
+  // Take all of the row as it is.
+  template <bool kAbsolute>
+  SPARSETOPK_LOOP void take(const X* x, std::size_t n, T lo, T hi) {
+    over_hi = from_lo = 0;
+    for (std::size_t i = 0; i < n; i += kTile) {
+      const std::size_t length = smaller(kTile, n - i);
+      invalid |= any_nan(x + i, length) || (kAbsolute && any_infinite(x + i, length));
+      add<kAbsolute>(x + i, length, lo, hi);
+    }
+    entries = x, size = n;
   }
 
   static bool any_nan(const X* some, std::size_t length) {

@@ -102,10 +102,10 @@ Counts gather_piece(Piece& piece, const Bounds& bounds) {
   const T lo = least_from<T>(bounds.lo), hi = most_to<T>(bounds.hi);
   Open<X> open;
   piece.beside = piece.room != nullptr;
-  open.entries = Kept<X>(piece).entries;
+  open.room = Kept<X>(piece).entries;
   if (piece.beside && !gather_beside(piece, bounds.is_long, open, window, lo, hi)) piece.beside = 0, open = Open<X>{};
   if (!piece.beside) {
-    open.entries = static_cast<X*>(piece.out);
+    open.room = static_cast<X*>(piece.out);
     open.template gather<true>(static_cast<const X*>(piece.x), std::size_t(piece.n), window, lo, hi);
   }
   piece.kept = std::int64_t(open.size);

@@ -306,12 +306,13 @@ struct Row {
 
  private:
   static constexpr bool kAbsolute = Kind::kAbsolute;
+  bool is_wide(const Bracket<T>& bracket, const Moments<T>& row) const;
   bool guess_from_moments(Bracket<T>& bracket, NormalGuess& normal, Moments<T>& row) const;
   State scan_and_solve(Bracket<T>& bracket, Open<X>& open) const;
   bool guess_from_sample(Bracket<T>& bracket) const;
   bool gather(Bracket<T>& bracket, Open<X>& open) const;
   bool settles(Bracket<T>& bracket, const Open<X>& open) const;
-  void gather_blocks(const Blocks& blocks, const Window<T>& undecided, T lo, T hi, Open<X>& open) const;
+  void gather_blocks(const Blocks& blocks, const Window<T>& undecided, T lo, T hi, bool all, Open<X>& open) const;
   void gather_by_digits(Bracket<T>& bracket, Open<X>& open, const X* source, std::size_t size) const;
   void gather_otherwise(Bracket<T>& bracket, Open<X>& open, const Moments<T>& row) const;
   double small_threshold(const Open<X>& open, double left, double least, double small, double tolerance) const;
@@ -321,6 +322,14 @@ struct Row {
   State find(Bracket<T>& bracket, Open<X>& open) const;
   State find_in(Bracket<T>& bracket, Open<X>& open) const;
 };
+
+// Whether most of a row with such moments is undecided.
+template <class X, class Kind>
+bool Row<X, Kind>::is_wide(const Bracket<T>& bracket, const Moments<T>& row) const {
+  const Window<T> undecided = window(bracket, lam, kind);
+  const double half = row.deviation / 2;
+  return double(undecided.from)<row.mean - half&& double(undecided.to)> row.mean + half;
+}
 
 template <class X, class Kind>
 bool Row<X, Kind>::guess_from_moments(Bracket<T>& bracket, NormalGuess& normal, Moments<T>& row) const {
@@ -333,6 +342,7 @@ bool Row<X, Kind>::guess_from_moments(Bracket<T>& bracket, NormalGuess& normal, 
   const double lo = centre + unit * (normal.z - normal.margin), hi = centre + unit * (normal.z + normal.margin);
   bracket.lo = T(smaller(larger(lo, double(row.smallest)), double(row.largest)));
   bracket.hi = T(larger(smaller(hi, double(row.largest)), double(row.smallest)));
+  bracket.wide = is_wide(bracket, row);
   return true;
 }
 
@@ -352,21 +362,29 @@ bool Row<X, Kind>::guess_from_sample(Bracket<T>& bracket) const {
   const double first = centre - margin, last = centre + margin;
   bracket.hi = first < 0 ? limit : select(sample, taken, std::size_t(first));
   bracket.lo = last >= double(taken) ? -limit : select(sample, taken, std::size_t(last));
+  const Window<T> undecided = window(bracket, lam, kind);
+  const std::size_t over = count_over(sample, taken, undecided.to);
+  bracket.wide = count_over(sample, taken, -next_up(-undecided.from)) - over > taken / 2;
   return bracket.lo >= -limit && bracket.hi <= limit;
 }
 
 // Every block gathers at its own place in the buffer; then they move together.
 template <class X, class Kind>
-void Row<X, Kind>::gather_blocks(const Blocks& blocks, const Window<T>& undecided, T lo, T hi, Open<X>& open) const {
+void Row<X, Kind>::gather_blocks(const Blocks& blocks, const Window<T>& undecided, T lo, T hi, bool all,
+                                 Open<X>& open) const {
   Open<X> parts[kBlocks];
   blocks.run(threads, [&](std::size_t block, std::size_t begin, std::size_t length) {
-    parts[block].entries = open.entries + begin;
-    parts[block].template gather<kAbsolute>(x + begin, length, undecided, lo, hi);
+    parts[block].room = open.room + begin;
+    if (all)
+      parts[block].template take<kAbsolute>(x + begin, length, lo, hi);
+    else
+      parts[block].template gather<kAbsolute>(x + begin, length, undecided, lo, hi);
   });
   open.size = open.over_hi = open.from_lo = 0;
+  open.entries = all ? x : open.room;
   for (std::size_t block = 0; block < blocks.count; ++block) {
     const Open<X>& part = parts[block];
-    std::memmove(open.entries + open.size, part.entries, part.size * sizeof(X));
+    if (!all) std::memmove(open.room + open.size, part.room, part.size * sizeof(X));
     open.size += part.size, open.whole += part.whole, open.invalid |= part.invalid;
     open.over_hi += part.over_hi, open.from_lo += part.from_lo;
   }
@@ -394,10 +412,15 @@ bool Row<X, Kind>::gather(Bracket<T>& bracket, Open<X>& open) const {
   const Window<T> undecided = window(bracket, lam, kind);
   open.whole = 0;
   const Blocks blocks(n);
-  if (blocks.count == 1)
-    open.template gather<kAbsolute>(x, n, undecided, bracket.lo, bracket.hi, n > kTile);
+  // An end that is not known yet is found as soon as the row is seen.
+  const bool ends = bracket.hi >= T(Limits<T>::largest) || pools(bracket, lam, kind);
+  const bool all = bracket.wide && n > kTile && ends;
+  if (blocks.count > 1)
+    gather_blocks(blocks, undecided, bracket.lo, bracket.hi, all, open);
+  else if (all)
+    open.template take<kAbsolute>(x, n, bracket.lo, bracket.hi);
   else
-    gather_blocks(blocks, undecided, bracket.lo, bracket.hi, open);
+    open.template gather<kAbsolute>(x, n, undecided, bracket.lo, bracket.hi, n > kTile);
   bracket.read += n;
   if (open.size <= kFew && !pools(bracket, lam, kind)) return settles(bracket, open);
   if (n <= kTile) open.template count<kAbsolute>(bracket.lo, bracket.hi), bracket.read += open.size;
@@ -409,6 +432,7 @@ bool Row<X, Kind>::gather(Bracket<T>& bracket, Open<X>& open) const {
 template <class X, class Kind>
 void Row<X, Kind>::gather_by_digits(Bracket<T>& bracket, Open<X>& open, const X* source, std::size_t size) const {
   tighten_by_digits(bracket, open, source, size, lam, kind, n > kShort ? kDigit : kShortDigit);
+  bracket.wide = false;
   gather(bracket, open);
 }
 
@@ -547,7 +571,7 @@ void Row<X, Kind>::gather_otherwise(Bracket<T>& bracket, Open<X>& open, const Mo
   // What counting has shown still holds.
   const bool higher = bracket.over_hi >= bracket.below, lower = bracket.from_lo < bracket.above;
   const T lo = higher ? bracket.hi : row.smallest, hi = lower ? bracket.lo : row.largest;
-  bracket.lo = lo, bracket.hi = hi;
+  bracket.lo = lo, bracket.hi = hi, bracket.wide = is_wide(bracket, row);
   if (pools(bracket, lam, kind)) {
     gather(bracket, open);
   } else if (n <= kTile) {  // in the first cache, where halving is faster than guessing
@@ -592,14 +616,17 @@ State Row<X, Kind>::solve(X* buffer, NormalGuess& normal, std::size_t& read) con
   if (!(k >= 0 && k <= double(n) && lam >= 0 && lam < kInfinity)) return {kNaN, 0};
   Bracket<T> bracket(k, 0, 0, read);
   Open<X> open;
-  open.entries = buffer;
+  open.room = buffer;
   if (k == 0 || k == double(n)) return scan_and_solve(bracket, open);
   if (n > kShort) {
     if (!guess_from_sample(bracket) || !gather(bracket, open)) return scan_and_solve(bracket, open);
   } else {
     Moments<T> row;
     if (!guess_from_moments(bracket, normal, row)) return scan_and_solve(bracket, open);
-    if (!gather(bracket, open)) gather_otherwise(bracket, open, row);
+    // No normal numbers are so far apart: what they would be is not worth a pass.
+    const bool heavy = double(row.largest) - double(row.smallest) > 16 * row.deviation;
+    if (heavy) bracket.take(0, n);
+    if (heavy || !gather(bracket, open)) gather_otherwise(bracket, open, row);
   }
   return open.invalid ? State{kNaN, 0} : find(bracket, open);
 }

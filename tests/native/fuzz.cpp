@@ -554,7 +554,7 @@ void fuzz_digits(const char* dtype, const char* content, std::size_t n, bool flu
   std::size_t read = 0;
   baseline::Bracket<T> bracket(k, sorted.back(), sorted.front(), read);
   baseline::Open<X> open;
-  open.entries = room.data();
+  open.room = room.data();
   bracket.take(0, n);
   const baseline::Mask<baseline::Power<1>> mask{};
   baseline::tighten_by_digits(bracket, open, static_cast<const X*>(x.data()), n, 0.0, mask, bits);
