@@ -225,9 +225,37 @@ void Marks::copy(const X* x, std::size_t length, X* kept) const {
     if (words_[words] >> j % kWord & 1) *kept++ = x[j];
 }
 
+// In a few vectors, positions are packed as they are found: two steps would cost more than they save.
+constexpr std::size_t kFewVectors = 512;  // entries
+
+#if defined(SPARSETOPK_X86) && defined(__AVX512F__)
+inline SPARSETOPK_LOOP std::size_t positions_in_few(const float* keys, std::size_t length, float from, float to,
+                                                    std::uint32_t* positions) {
+  std::size_t count = 0, j = 0;
+  const __m512 least = _mm512_set1_ps(from), most = _mm512_set1_ps(to);
+  __m512i at = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (; j + 16 <= length; j += 16) {
+    const __m512 a = _mm512_loadu_ps(keys + j);
+    const __mmask16 inside = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(a, least, _CMP_GE_OQ), a, most, _CMP_LE_OQ);
+    _mm512_storeu_si512(positions + count, _mm512_maskz_compress_epi32(inside, at));
+    count += std::size_t(__builtin_popcount(inside));
+    at = _mm512_add_epi32(at, _mm512_set1_epi32(16));
+  }
+  for (; j < length; ++j) {
+    positions[count] = std::uint32_t(j);
+    count += (keys[j] >= from) & (keys[j] <= to);
+  }
+  return count;
+}
+#endif
+
 // The positions j with from <= keys[j] <= to, in order; returns their number. Room for 16 more is needed.
 template <class T>
 inline std::size_t positions_between(const T* keys, std::size_t length, T from, T to, std::uint32_t* positions) {
+#if defined(SPARSETOPK_X86) && defined(__AVX512F__)
+  if constexpr (std::is_same<T, float>::value)
+    if (length <= kFewVectors) return positions_in_few(keys, length, from, to, positions);
+#endif
   Marks marks;
   marks.set<false, false>(keys, length, from, to);
   marks.positions(length, positions);
