@@ -169,7 +169,7 @@ KERNELS = [
     ),
     Mutation(
         "sign: cotangents of negative entries",
-        "output.hpp",
+        "cotangents.hpp",
         "Kind::kAbsolute && double(widen(x)) < 0 ? 0.0 - value : value",
         "value",
     ),
