@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import sparsetopk as st
+from fuzz_oracle import Rows
+from fuzz_paths import PATHS
 
 PS = (1.1, 1.2, 4 / 3, 1.5, 2.0)
 LAMS = (1.0, 10.0, 100.0)  # from v of the size of the entries down to 1e-20 of it
@@ -178,3 +180,33 @@ def test_the_derivative_is_that_of_the_definition(way, p, debias):
         off_dx = np.abs(dx - expected) / unit
         wrong = (np.maximum(off_y, off_dx) > tolerance).any(-1)
         assert not wrong.any(), (n, wrong.sum(), x[wrong][0], k[wrong][0], lam[wrong][0])
+
+
+def rows_with_ties(rows=64, n=34, k=17, lam=0.03):
+    """Of p = 2, on a grid, with entries that tie at the boundary of k and are whole, but barely: they
+    are, down to a threshold of a/(1 + lam), which is next to the entries below."""
+    rng = np.random.default_rng(0)
+    a = -np.sort(-rng.integers(64, 128, size=(20_000, n)) / 32.0, axis=-1)
+    ties, last, below = a[:, k - 2] == a[:, k - 1], a[:, k - 1] / (1 + lam), a[:, k]
+    chosen = a[ties & (last > below * (1 + 1e-5)) & (last < below * 1.02)][:rows]
+    assert len(chosen) == rows
+    x = rng.permuted(chosen, axis=-1)
+    g = rng.normal(size=x.shape).astype(np.float32).astype(np.float64)
+    zero = np.zeros((rows, 1))
+    numbers = np.full((rows, 1), float(k)), np.full((rows, 1), lam)
+    return Rows(x, *numbers, g, np.zeros_like(x), zero, zero), x >= chosen[:, k - 1 : k]
+
+
+@pytest.mark.parametrize("kind", ["magnitude", "debiased"])
+@pytest.mark.parametrize("way", ["numpy core", "numpy operations", "torch core", "torch operations",
+                                 "torch many tensors", "jax core", "jax operations",
+                                 "jax Pallas for TPUs"])  # fmt: skip
+def test_entries_that_tie_and_are_whole_stand_alone(way, kind):
+    """They are no block because rounding leaves the threshold at the edge of where they are whole."""
+    frontend, path = way.split(maxsplit=1)
+    pytest.importorskip(frontend)
+    rows, selected = rows_with_ties()
+    found = PATHS[frontend][path].run(kind, 2.0, "float32", rows).answer
+    alone = 1.0 if kind == "debiased" else 1 / (1 + rows.lam)
+    np.testing.assert_allclose(found.y, np.where(selected, alone * rows.x, 0.0), rtol=1e-5)
+    np.testing.assert_allclose(found.x, np.where(selected, alone * rows.g, 0.0), rtol=1e-5)

@@ -71,13 +71,11 @@ class Split(NamedTuple):
             held = soft & (pivot == 0) & (state.delta == 0)
         inside = (taking_part | held) & ~above
         taken, size = sums([above, inside])
-        if phi.straight:
-            # If as much of k is left as there are entries in the block, rounding alone makes it a block,
-            # and its entries are whole. Magnitudes do without: such a block has the slope of entries
-            # that are whole anyway, and a row may be a piece of one, whose counts are not known here.
-            whole = (k.whole - taken >= size) & ~held
-            above, inside = above | (inside & whole), inside & ~whole
-            taken, size = xp.where(whole, taken + size, taken), xp.where(whole, 0, size)
+        # If as much of k is left as there are entries in the block, rounding alone makes it a block, and
+        # its entries are whole.
+        whole = (k.whole - taken >= size) & ~held
+        above, inside = above | (inside & whole), inside & ~whole
+        taken, size = xp.where(whole, taken + size, taken), xp.where(whole, 0, size)
         return cls(
             pivot=pivot,
             invalid=xp.isnan(pivot),

@@ -39,6 +39,12 @@ def local_sums(values: list[Tensor], linear: bool = False) -> list[Tensor]:
     return [row_sum(v) for v in values]
 
 
+def unknown_sums(values: list[Tensor], linear: bool = False) -> list[Tensor]:
+    """For rows x that are a piece of a row, whose counts say nothing of it. Of these y is right, and
+    nothing else."""
+    return [v.new_full((*v.shape[:-1], 1), torch.inf, dtype=torch.float64) for v in values]
+
+
 class Live(NamedTuple):
     """Solved rows at constants, and the steps of x, k and lam from there, or None."""
 
@@ -127,7 +133,13 @@ def solved(x: Tensor, k: Tensor, lam: Tensor, operator: Operator, hard: bool | N
 
 
 def from_state(
-    rows: Rows, k: Tensor, lam: Tensor, state: Tensor, operator: Operator, may_be_hard: bool
+    rows: Rows,
+    k: Tensor,
+    lam: Tensor,
+    state: Tensor,
+    operator: Operator,
+    may_be_hard: bool,
+    sums: Sums = local_sums,
 ) -> Live:
     """The rows for k and lam (m, 1), given their solved state."""
     x = rows.data.to(lam.dtype)
@@ -135,4 +147,4 @@ def from_state(
         # As the kernels do: a slope that the dtype of x cannot hold is its largest number.
         limit = torch.finfo(rows.x.dtype).max
         x.register_hook(lambda g: g.clamp(-limit, limit))
-    return Live.of(x, k, lam, state, operator, rows.x.dtype, may_be_hard)
+    return Live.of(x, k, lam, state, operator, rows.x.dtype, may_be_hard, sums)

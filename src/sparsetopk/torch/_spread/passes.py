@@ -25,7 +25,7 @@ from ..._maths.scalars import Phi, PNorm, lone_response
 from ..._types import Array, Ints
 from .._fused.kernels import DTYPES, address
 from .._rows.arguments import Rows
-from .._rows.differentiable import from_state
+from .._rows.differentiable import from_state, local_sums, unknown_sums
 from .._rows.namespace import LOOKS_ALWAYS as xp
 from .groups import Shared
 
@@ -365,8 +365,9 @@ class TorchPasses:
                 Operator(MAGNITUDE, row.exponent, row.debias),
                 k.new_tensor([row.state]),
             )
-            rows = Rows("x", x, 0)
-            out.copy_(rows.restore(from_state(rows, k, lam, state, operator, row.lam == 0).y()))
+            rows, hard = Rows("x", x, 0), row.lam == 0
+            sums = local_sums if hard else unknown_sums
+            out.copy_(rows.restore(from_state(rows, k, lam, state, operator, hard, sums).y()))
 
     def block_sums(self, row: Spread) -> BlockSums:
         total = np.zeros(len(BlockSums._fields))
