@@ -52,7 +52,7 @@ class Split(NamedTuple):
         sums: Sums,
         may_be_hard: bool,
     ) -> Split:
-        phi, (pivot, delta) = operator.phi(xp), state
+        pivot, delta = state
         hard = lam == 0 if may_be_hard else None
         soft = xp.isfinite(pivot) if hard is None else xp.isfinite(pivot) & ~hard
         everything = pivot == -xp.inf
@@ -69,11 +69,14 @@ class Split(NamedTuple):
         held = xp.zeros_like(soft)
         if operator.op == SIGN:
             held = soft & (pivot == 0) & (state.delta == 0)
-        inside = (taking_part | held) & ~above
+            taking_part = taking_part | held
+        inside = taking_part & ~above
         taken, size = sums([above, inside])
         # If as much of k is left as there are entries in the block, rounding alone makes it a block, and
         # its entries are whole.
-        whole = (k.whole - taken >= size) & ~held
+        whole = k.whole - taken >= size
+        if operator.op == SIGN:
+            whole = whole & ~held
         above, inside = above | (inside & whole), inside & ~whole
         taken, size = xp.where(whole, taken + size, taken), xp.where(whole, 0, size)
         return cls(

@@ -103,7 +103,7 @@ def _by_route(x: Tensor, call: _Call) -> Tensor:
     if hard.takes(lam):
         y = hard.evaluate(rows, k, operator)
         return times(x, y) if times_x else y
-    if not x.is_cpu and on_gpu.takes(rows, operator):
+    if on_gpu.takes(rows, operator):
         return on_gpu.evaluate(rows, k, lam, operator, times_x)
     if fused.takes(rows, k, lam, operator):
         y = fused.evaluate(rows, k, lam, operator)
