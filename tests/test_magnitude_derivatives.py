@@ -200,7 +200,7 @@ def rows_with_ties(rows=64, n=34, k=17, lam=0.03):
 @pytest.mark.parametrize("kind", ["magnitude", "debiased"])
 @pytest.mark.parametrize("way", ["numpy core", "numpy operations", "torch core", "torch operations",
                                  "torch many tensors", "jax core", "jax operations",
-                                 "jax Pallas for TPUs"])  # fmt: skip
+                                 "jax Pallas for GPUs", "jax Pallas for TPUs"])  # fmt: skip
 def test_entries_that_tie_and_are_whole_stand_alone(way, kind):
     """They are no block because rounding leaves the threshold at the edge of where they are whole."""
     frontend, path = way.split(maxsplit=1)
