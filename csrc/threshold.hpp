@@ -258,9 +258,9 @@ SPARSETOPK_LOOP double solve_delta(const Distances& distances, double k, double 
     if (value <= 0) lo = delta;
     if (value >= 0) hi = delta;
     // In magnitude, where nothing is left of k for a block, v is too low by as much as the next entry is away, however
-    // small the mass is, and the residual with it. (For p = 2 no mass is small unless v is as close, or it is 0 but
-    // for rounding.)
-    const bool tells = !Kind::kMagnitude || Kind::kCheap || left > 0 || sums.mass == 0;
+    // small the mass is, and the residual with it; also where more than k entries are whole and none is left to have a
+    // mass. (For p = 2 no mass is small unless v is as close, or it is 0 but for rounding.)
+    const bool tells = !Kind::kMagnitude || Kind::kCheap || left > 0 || (left == 0 && sums.mass == 0);
     // And where little is left, x - u = lam t is not small with S(t): the residual counts beside that little.
     const double size = Kind::kMagnitude && left > 0 ? smaller(scale, left * kind.prime(v)) : scale;
     // Of points that are as good, as where S is steep and all have a mass of 0, the last is the nearest to the root.
