@@ -27,6 +27,8 @@ demo: $(VENV)/experiments ## an indexer that learns to fetch, networks pruned, a
 # thousands of rows of test_batches ask for its optimisations; those over shards, in `make test-slow`, for all that
 # users have.
 test test-slow: export XLA_FLAGS += --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0
+# What XLA has compiled is kept for the next run, found by the program that it was compiled from.
+test test-slow: export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/xla
 
 test: $(VENV)/dev ## test the library
 	$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist worksteal

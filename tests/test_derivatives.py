@@ -7,7 +7,8 @@ import pytest
 
 import sparsetopk as st
 from cases import CASES, MAGNITUDES, MASKS, SIGNS, TWO_SIDED, Case, stacked
-from frontends import needs_solver
+from frontends import NumpyFrontend, needs_solver
+from sparsetopk import _core as core
 from sparsetopk.reference import numerical_jacobian
 
 # Inputs that keep a margin from the kinks: no entry enters or leaves the block within the step.
@@ -125,6 +126,13 @@ def test_gradients_are_finite_at_kinks_and_ties(st, case: Case):
     rows = stacked(itertools.product(xs, (0, 2, 3.5, 7), (1e-300, 1e-8, 1.0, 1e8)))
     for part in case.function(st, "_vjp")(*rows, dy=np.ones_like(rows[0])):
         assert np.isfinite(part).all()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients_without_the_core_are_finite_too(monkeypatch, case: Case):
+    """Signs held at 0 had a slope of inf there, and 0 times that as the cotangent of lam."""
+    monkeypatch.setattr(core, "native", None)
+    test_gradients_are_finite_at_kinks_and_ties(NumpyFrontend(), case)
 
 
 @pytest.mark.parametrize("p", [2.0, 1.5, 4 / 3])

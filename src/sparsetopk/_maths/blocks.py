@@ -189,4 +189,7 @@ class Blocks(NamedTuple):
             of_block = (xp.where(in_block, self._share() * shift, 0.0) - of_s) * per_lam
             of_lone = xp.where(moves, of_s * (1.0 - curvature) * inverse, g)
             over = xp.where(self.alone & ~self.pinned, of_lone, of_block)
-        return Cotangents(dx, self.phi.prime(self.u) * added, self.d * over)
+        # Held at 0, an entry has d = 0, and a slope that may be beyond the largest number.
+        most = float(xp.finfo(over.dtype).max)
+        in_lam = self.d * xp.clip(over, -most, most)
+        return Cotangents(dx, self.phi.prime(self.u) * added, in_lam)
