@@ -225,12 +225,42 @@ def by_graph(kind: str, p: float, dtype: str, rows: Rows) -> Found:
         return _torch(kind, p, dtype, rows, _graph(kind, p), forward=False)
 
 
-def by_triton(kind: str, p: float, dtype: str, rows: Rows) -> Found:
-    """The kernels for GPUs, under Triton's interpreter."""
+@contextlib.contextmanager
+def _interpreted(*more: tuple[Any, str, Any]) -> Any:
+    """CPU tensors take the kernels for GPUs, under Triton's interpreter, and it is seen to be called."""
+    from launches import kernels_run
     from sparsetopk.torch._triton import launch, state
 
-    with _replaced((state, "is_served", lambda x: x.is_cpu), (launch, "_ENTRIES", 1 << 16)):
+    replaced = (state, "is_served", lambda x: x.is_cpu), (launch, "_ENTRIES", 1 << 16), *more
+    # NumPy does not warn of what kernels may do.
+    with np.errstate(all="ignore"), _replaced(*replaced), kernels_run() as called:
+        yield
+    assert called, "no kernel was interpreted"
+
+
+def by_triton(kind: str, p: float, dtype: str, rows: Rows) -> Found:
+    """Rows in registers."""
+    with _interpreted():
         return _torch(kind, p, dtype, rows, _torch_call(kind, p), forward=False)
+
+
+def _small() -> tuple[tuple[Any, str, Any], ...]:
+    """Every row is a long one, of chunks and samples in proportion."""
+    from sparsetopk.torch._triton import launch, launch_long
+
+    is_long = (launch, "is_long", lambda *_: True)
+    return is_long, (launch_long, "_SAMPLE", 32), (launch_long, "CHUNK", 64)
+
+
+def by_triton_in_chunks(kind: str, p: float, dtype: str, rows: Rows) -> Found:
+    """Rows that no program holds alone."""
+    with _interpreted(*_small()):
+        return _torch(kind, p, dtype, rows, _torch_call(kind, p), forward=False)
+
+
+def by_triton_of_many_tensors(kind: str, p: float, dtype: str, rows: Rows) -> Found:
+    with _interpreted(*_small()):
+        return by_many_tensors(kind, p, dtype, rows)
 
 
 # ----------------------------------------------------------------------------------------------- JAX
@@ -338,6 +368,12 @@ PATHS: dict[str, dict[str, Path]] = {
         "processes": Path(by_processes, WIDE, most=1 << 12),
         "graph": Path(by_graph, WIDE, few=True),
         "triton": Path(by_triton, ("float32",), few=True, most=1 << 12, narrow=True),
+        "triton in chunks": Path(
+            by_triton_in_chunks, ("float32",), few=True, most=1 << 9, narrow=True
+        ),
+        "triton of many tensors": Path(
+            by_triton_of_many_tensors, ("float32",), MAGNITUDES, few=True, most=1 << 9, narrow=True
+        ),
     },
     "jax": {
         "core": Path(by_jax, ALL, few=True, narrow=True),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from launches import kernels_run
 from sparsetopk.torch._triton import launch, state
 
 DEVICE = os.environ["SPARSETOPK_DEVICE"]
@@ -25,21 +26,26 @@ def interpreted(monkeypatch):
     """Tensors on the device take the kernels; on the CPU, where they are interpreted, many rows in a
     program. NumPy does not warn of what they may do."""
     monkeypatch.setattr(state, "is_served", lambda x: x.device.type == DEVICE)
-    if DEVICE != "cpu":
+    if DEVICE == "cpu":
+        monkeypatch.setattr(launch, "_ENTRIES", 1 << 16)
+        monkeypatch.setattr(launch, "_LANES", 1 << 10)
+    with np.errstate(all="ignore"), kernels_run() as names:
+        monkeypatch.setattr(__name__ + "._ran", names)
         yield
-        return
-    monkeypatch.setattr(launch, "_ENTRIES", 1 << 16)
-    monkeypatch.setattr(launch, "_LANES", 1 << 10)
-    with np.errstate(all="ignore"):
-        yield
+
+
+_ran: list[str] = []  # the kernels that ran in this test
 
 
 @contextlib.contextmanager
 def by_the_core():
-    """Nothing takes the kernels."""
+    """Nothing takes the kernels, which must have run before: else the core is compared with itself."""
+    assert _ran, "no kernel has run"
+    before = len(_ran)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state, "is_served", lambda x: False)
         yield
+    assert len(_ran) == before, _ran[before:]
 
 
 def both(f, *inputs, g):

@@ -3,8 +3,9 @@ numbers, so that a read by the host is an error, and every operation on them is 
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -94,6 +95,28 @@ def counted(
         with Counting() as backward:
             torch.autograd.grad(y, inputs, g)
     return forward, backward
+
+
+@contextlib.contextmanager
+def kernels_run() -> Iterator[list[str]]:
+    """The names of the Triton kernels that are run meanwhile, interpreted or on a device."""
+    from sparsetopk.torch._triton import launch, launch_long
+
+    names: list[str] = []
+    kernels = {
+        name: kernel
+        for module in (launch, launch_long)
+        for name, kernel in vars(module).items()
+        if name.endswith("_kernel")
+    }
+    hooks = {name: lambda *_, name=name, **__: names.append(name) for name in kernels}
+    for name, kernel in kernels.items():
+        kernel.add_pre_run_hook(hooks[name])
+    try:
+        yield names
+    finally:
+        for name, kernel in kernels.items():
+            kernel.pre_run_hooks.remove(hooks[name])
 
 
 def main() -> None:

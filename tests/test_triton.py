@@ -106,6 +106,24 @@ def test_hard_rows_are_those_of_the_core_exactly(f):
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("p", [2.0, 1.5])
+def test_ties_of_two_sided_masks_that_are_barely_whole_have_no_slopes(p):
+    """Of a grid, with a step below the boundary that is 2 lam but for rounding: as much of k is left as
+    there are entries in the block, which rounding alone makes one. ``test_magnitude_derivatives`` has
+    magnitudes."""
+    rng, k = np.random.default_rng(1), 17
+    a = -np.sort(-rng.integers(64, 128, size=(5000, 34)) / 32.0, axis=-1)
+    chosen = (a[:, k - 2] == a[:, k - 1]) & (a[:, k - 1] - a[:, k] == 1 / 32)
+    x = torch.from_numpy(rng.permuted(a[chosen][:64], axis=-1)).float()
+    lam = float(np.float32((1 - 1e-5) / 32)) / 2
+    g = torch.from_numpy(rng.normal(size=x.shape)).float()
+    f = lambda x: st.topk_mask(x, k, lam, p=p, two_sided=True)  # noqa: E731
+    (y, dx), want = both(f, x, g=g)
+    assert_near(y, want[0], 2e-6)
+    assert not dx.any()
+    assert not want[1].any()
+
+
 def special_rows():
     x = torch.from_numpy(np.random.default_rng(3).normal(size=(9, 40))).float()
     x[0, 3] = nan

@@ -13,10 +13,18 @@ st = pytest.importorskip("sparsetopk.torch")
 import triton
 import triton.language as tl
 
-from interpreted import DEVICE, assert_near, both, compile_all, interpreted, on_cpu  # noqa: F401
+from interpreted import (  # noqa: F401
+    DEVICE,
+    assert_near,
+    both,
+    by_the_core,
+    compile_all,
+    interpreted,
+    on_cpu,
+)
 from launches import launches
 from sparsetopk._maths.operator import MAGNITUDE, MASK
-from sparsetopk.torch._triton import launch, launch_long, state
+from sparsetopk.torch._triton import launch, launch_long
 from sparsetopk.torch._triton.long import _sampled
 from test_triton import FUNCTIONS
 
@@ -161,8 +169,7 @@ def test_many_tensors_as_one_row(lam, straight_through):
         return [v.cpu() for v in (*(y.detach() for y in ys), *found)]
 
     found = run(DEVICE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state, "is_served", lambda x: False)
+    with by_the_core():
         want = run()
     for a, b in zip(found, want, strict=True):
         assert a.shape == b.shape

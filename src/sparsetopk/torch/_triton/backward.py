@@ -16,11 +16,11 @@ from .rows import (
     places,
     read,
     rounded,
+    settled,
     split_entries,
     state_at,
 )
 from .scalars import MAGNITUDE, is_even, largest
-from .solve import count_of
 
 
 @triton.jit
@@ -60,22 +60,20 @@ def block_moves(rho, g, mean, lam):
 
 @triton.jit
 def _of_block(
-    t, y, slope, g, inside, above, pinned, k, frac, lam, OP: tl.constexpr, DEBIAS: tl.constexpr
+    t, y, slope, g, inside, size, left, pinned, lam, OP: tl.constexpr, DEBIAS: tl.constexpr
 ):
-    """What the block gives: dx of its entries, dk and dlam of the row; and how many entries it has.
+    """What the block gives: dx of its entries, dk and dlam of the row.
 
     dx_i = b g_i + S'(t_i)/lam (g_i - mean), with b = 1 for the debiased magnitude and else 0. An entry
     that is the block alone feels the curvature of phi alone.
     """
     B: tl.constexpr = 1.0 if OP == MAGNITUDE and DEBIAS else 0.0
-    left = (k - count_of(above)).to(t.dtype) + frac
     rho = tl.where(inside, slope, 0.0)
     g = tl.where(inside, g, 0.0)
     total = tl.sum(rho, 1)
     of_g = tl.sum(rho * g, 1)
     sum_g = tl.sum(g, 1)
     mass = tl.sum(tl.where(inside, y, 0.0), 1)
-    size = count_of(inside)
     mean, single, alone, rest, dk = block_rule(
         size, left, total, of_g, sum_g, mass, pinned, lam, OP, DEBIAS
     )
@@ -84,7 +82,7 @@ def _of_block(
     dx = tl.where(single[:, None], alone[:, None] * g, B * g + moved)
     only_t = tl.sum(tl.where(inside & single[:, None], t, 0.0), 1)
     dlam = tl.where(single, sum_g * only_t * rest, dlam)
-    return dx, dk, dlam, size
+    return dx, dk, dlam
 
 
 @triton.jit
@@ -94,10 +92,10 @@ def _relaxed(
     """dx without the sign of x, dk and dlam where lam > 0; how many entries are in the block."""
     d = lone(a, lam, DEBIAS, OP, E)
     t, y, slope, inside, above, pinned = split_entries(a, pivot, delta, lam, OP, E)
+    inside, above, size, taken = settled(inside, above, pinned, k)
     lam = tl.where(lam > 0, lam, 1.0)
-    in_block, dk, dlam, size = _of_block(
-        t, y, slope, g, inside, above, pinned, k, frac, lam, OP, DEBIAS
-    )
+    left = (k - taken).to(a.dtype) + frac
+    in_block, dk, dlam = _of_block(t, y, slope, g, inside, size, left, pinned, lam, OP, DEBIAS)
     dx = tl.where(inside, in_block, 0.0)
     if OP == MAGNITUDE:
         above = above | ((pivot == float("-inf"))[:, None] & (a > float("-inf")))

@@ -13,7 +13,7 @@ from .rows import arguments, keys, lone, lone_slopes, rounded, split_entries
 from .scalars import MAGNITUDE, is_even, largest
 from .solve import count_of
 
-SUMS = 11  # over the entries of a row, see sums_kernel
+SUMS = 12  # over the entries of a row, see sums_kernel
 _SUMS = tl.constexpr(SUMS)
 
 
@@ -45,7 +45,7 @@ def sums_kernel(
     used = tl.where(lam > 0, lam, 1.0)
     zero = tl.zeros([1], tl.float64)
     size, taken, total, of_g, sum_g, mass = zero, zero, zero, zero, zero, zero
-    moved_t, moved_gt, only_t, of_lone, shared = zero, zero, zero, zero, zero
+    moved_t, moved_gt, only_t, of_lone, if_lone, shared = zero, zero, zero, zero, zero, zero
     none = 0.0 * used
     for chunk in range(tl.program_id(0), chunks, programs):
         pointers, _, there = place(x_ptr, starts_ptr, row, chunk, n, T, TABLE, CHUNK)
@@ -77,8 +77,10 @@ def sums_kernel(
         shared += tl.sum(tl.where(crowd, g, 0.0), 1).to(tl.float64)
         if OP == MAGNITUDE and not DEBIAS:
             _, in_lam = lone_slopes(d, used, OP, E)
-            lone_g = tl.where(_selected(a, above, pivot), in_lam * g, 0.0)
-            of_lone += tl.sum(lone_g.to(tl.float64), 1)
+            lone_g = in_lam * g
+            selected = _selected(a, above, pivot)
+            of_lone += tl.sum(tl.where(selected, lone_g, 0.0).to(tl.float64), 1)
+            if_lone += tl.sum(tl.where(inside, lone_g, 0.0).to(tl.float64), 1)
     report(table_ptr, row, 0, programs, size, _SUMS)
     report(table_ptr, row, 1, programs, taken, _SUMS)
     report(table_ptr, row, 2, programs, total, _SUMS)
@@ -90,6 +92,7 @@ def sums_kernel(
     report(table_ptr, row, 8, programs, only_t, _SUMS)
     report(table_ptr, row, 9, programs, of_lone, _SUMS)
     report(table_ptr, row, 10, programs, shared, _SUMS)
+    report(table_ptr, row, 11, programs, if_lone, _SUMS)
 
 
 @triton.jit
@@ -97,11 +100,14 @@ def _of_row(
     table_ptr, row, programs, k, frac, lam, pivot, delta, OP: tl.constexpr, DEBIAS: tl.constexpr,
     G: tl.constexpr,
 ):  # fmt: skip
-    """What all entries of the block share, and dk and dlam, from the sums: in float64."""
+    """What all entries of the block share, whether they are whole and it is one by rounding alone (as in
+    ``rows.settled``), and dk and dlam, from the sums: in float64."""
     size = found(table_ptr, row, 0, programs, _SUMS, G)
-    left = k.to(tl.float64) - found(table_ptr, row, 1, programs, _SUMS, G) + frac.to(tl.float64)
+    left = k.to(tl.float64) - found(table_ptr, row, 1, programs, _SUMS, G)
     sum_g = found(table_ptr, row, 4, programs, _SUMS, G)
     pinned = (pivot == 0) & is_even(OP)
+    whole = (left >= size) & ~pinned
+    left += frac.to(tl.float64)
     mean, single, alone, rest, dk = block_rule(
         size, left, found(table_ptr, row, 2, programs, _SUMS, G),
         found(table_ptr, row, 3, programs, _SUMS, G), sum_g,
@@ -111,15 +117,16 @@ def _of_row(
     dlam = mean * moved_t - found(table_ptr, row, 7, programs, _SUMS, G)
     only = found(table_ptr, row, 8, programs, _SUMS, G)
     dlam = tl.where(single, sum_g * only * rest, dlam)
+    dlam = tl.where(whole, found(table_ptr, row, 11, programs, _SUMS, G), dlam)
     dlam += found(table_ptr, row, 9, programs, _SUMS, G)
     crowd = tl.where(pivot == float("inf"), delta, 0.0).to(tl.float64)
     dk += found(table_ptr, row, 10, programs, _SUMS, G) / tl.maximum(crowd, 1.0)
-    return mean, single, alone, dk, dlam
+    return mean, single, alone, whole, dk, dlam
 
 
 @triton.jit
 def _parts(
-    a, index, frac, lam, pivot, delta, cut, OP: tl.constexpr, E: tl.constexpr, DEBIAS: tl.constexpr,
+    a, index, frac, lam, pivot, delta, cut, whole, OP: tl.constexpr, E: tl.constexpr, DEBIAS: tl.constexpr,
     RELAXED: tl.constexpr, HARD: tl.constexpr,
 ):  # fmt: skip
     """``lone``, S' and which entries are in the block and selected whole; the hard mask; and where the
@@ -130,6 +137,8 @@ def _parts(
     if RELAXED:
         d = lone(a, lam, DEBIAS, OP, E)
         _, _, slope, inside, above, _ = split_entries(a, pivot, delta, lam, OP, E)
+        above = above | (inside & whole[:, None])
+        inside = inside & ~whole[:, None]
         counts = inside
         if OP == MAGNITUDE:
             above = _selected(a, above, pivot)
@@ -178,12 +187,13 @@ def spread_kernel(
     hard = lam == 0
     used = tl.where(hard, 1.0, lam)
     if RELAXED:
-        mean, single, alone, dk, dlam = _of_row(
+        mean, single, alone, whole, dk, dlam = _of_row(
             table_ptr, row, programs, k, frac, used, pivot, delta, OP, DEBIAS, G
         )
         mean = mean.to(D)
         alone = alone.to(D)
     else:
+        whole = hard
         dk = 0.0 * lam
         dlam = dk
     limit = largest(T)
@@ -192,7 +202,7 @@ def spread_kernel(
         x = tl.load(pointers, mask=there, other=0.0).to(D)
         a = keys(x, there, OP)
         d, slope, inside, above, mask, counts = _parts(
-            a, index, frac, lam, pivot, delta, cut, OP, E, DEBIAS, RELAXED, HARD
+            a, index, frac, lam, pivot, delta, cut, whole, OP, E, DEBIAS, RELAXED, HARD
         )
         if TIMES:
             y = output_of_chunk(

@@ -152,6 +152,18 @@ def split_entries(a, pivot, delta, lam, OP: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
+def settled(inside, above, pinned, k):
+    """The entries of the block and those above it, with a block that is one by rounding alone resolved:
+    where as much of k is left as it has entries, they are whole. And how many are left in each."""
+    both = tl.sum(tl.where(inside, 1, tl.where(above, 65536, 0)), 1)  # two counts in one sum
+    size, taken = both & 65535, both >> 16
+    whole = (k - taken >= size) & ~pinned
+    above = above | (inside & whole[:, None])
+    inside = inside & ~whole[:, None]
+    return inside, above, tl.where(whole, 0, size), tl.where(whole, taken + size, taken)
+
+
+@triton.jit
 def hard_mask(a, pivot, k, frac):
     """1 above the pivot; what is left goes to the entries equal to it, the lowest index first."""
     over = a > pivot[:, None]
