@@ -70,7 +70,6 @@ _AROUND = (
     "test_fallback",
     "test_figures",
     "test_gallery",
-    "test_jax_meshes",
     "test_other_device",
     "test_pruning_experiment",
     "test_real_models",

@@ -271,7 +271,7 @@ def _balance(y: Array, gates: Array, mask: Array | None, axis_name: AxisName) ->
     """E sum_e f_e P_e over all tokens there are."""
     if mask is not None:
         gates = jnp.where(mask[..., None], gates, 0.0)
-    f, mean = (v.reshape(-1, v.shape[-1]).sum(axis=0) for v in (y, gates))
+    f, mean = (v.sum(axis=tuple(range(v.ndim - 1))) for v in (y, gates))
     if axis_name is not None:
         f, mean = lax.psum((f, mean), axis_name)
     tiny = jnp.finfo(f.dtype).tiny

@@ -12,6 +12,7 @@ from functools import partial, wraps
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -45,7 +46,7 @@ def compiled(
         f = promoting(f)
         names = tuple(inspect.signature(f).parameters)
 
-        @partial(jax.jit, static_argnames=static)
+        @partial(jax.jit, static_argnames=static, keep_unused=True)
         @wraps(f)
         def call(*args: Any, **options: Any) -> Any:
             given = dict(zip(names, args, strict=False)) | options
@@ -69,11 +70,18 @@ def compiled(
             anywhere = jax.sharding.auto_axes(
                 lambda arrays: fixed(**arrays), axes=explicit, out_sharding=places
             )
-            return anywhere(arrays)
+            return anywhere(with_tangents_there(arrays))
 
         return call
 
     return decorate
+
+
+def with_tangents_there(arrays: Any) -> Any:
+    """Arrays on a mesh, whose tangents are on it too: outside of jit, where an array was on no mesh
+    before one was set, those of JAX's copies are not, and nothing could be added to a gradient."""
+    products = lambda v: v * 1 if jnp.issubdtype(v.dtype, jnp.floating) else v  # noqa: E731
+    return jax.tree.map(products, arrays)
 
 
 def sharding(x: Array) -> tuple[Any, Spec]:
