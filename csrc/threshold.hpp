@@ -305,12 +305,16 @@ struct Row {
 
   // Adds to ``read`` how many entries the search for the boundary has read.
   State solve(X* buffer, NormalGuess& normal, std::size_t& read) const;
+  // Its two halves: a bracket that holds, with a copy of what it leaves undecided; and the threshold, given these. False
+  // where a row is known to have no threshold; ``state`` is what it has then.
+  bool begin(Bracket<T>& bracket, Open<X>& open, NormalGuess& normal, State& state) const;
+  State find(Bracket<T>& bracket, Open<X>& open) const;
 
  private:
   static constexpr bool kAbsolute = Kind::kAbsolute;
   bool is_wide(const Bracket<T>& bracket, const Moments<T>& row) const;
   bool guess_from_moments(Bracket<T>& bracket, NormalGuess& normal, Moments<T>& row) const;
-  State scan_and_solve(Bracket<T>& bracket, Open<X>& open) const;
+  bool begin_by_scan(Bracket<T>& bracket, Open<X>& open, State& state) const;
   bool guess_from_sample(Bracket<T>& bracket) const;
   bool gather(Bracket<T>& bracket, Open<X>& open) const;
   bool settles(Bracket<T>& bracket, const Open<X>& open) const;
@@ -321,7 +325,6 @@ struct Row {
   State from_nearest(const Open<X>& open, double left, State state, double size) const;
   Distances distances_from(const Open<X>& open, const Distance& distance) const;
   State at_gap(const Open<X>& open, State state) const;
-  State find(Bracket<T>& bracket, Open<X>& open) const;
   State find_in(Bracket<T>& bracket, Open<X>& open) const;
 };
 
@@ -593,16 +596,17 @@ void Row<X, Kind>::gather_otherwise(Bracket<T>& bracket, Open<X>& open, const Mo
 
 // The careful way: looks at every entry first, and starts from an interval that cannot fail.
 template <class X, class Kind>
-State Row<X, Kind>::scan_and_solve(Bracket<T>& bracket, Open<X>& open) const {
+bool Row<X, Kind>::begin_by_scan(Bracket<T>& bracket, Open<X>& open, State& state) const {
   const Scan<T> row = scan<kAbsolute>(x, n);
+  const auto infinite = double(row.infinite);
   bracket.read += n;
-  if (row.nan > 0 || (kAbsolute && row.infinite > 0)) return {kNaN, 0};
-  if (k == 0) return {kInfinity, 0};
+  if (row.nan > 0 || (kAbsolute && row.infinite > 0)) return state = {kNaN, 0}, false;
+  if (k == 0) return state = {kInfinity, 0}, false;
   // The signed mask may take less than k; the threshold is then 0.
-  if (double(n - row.padding) <= k) return {Kind::kFloor && lam > 0 ? 0 : -kInfinity, 0};
-  if (lam == 0 && double(row.infinite) >= k) return {kInfinity, k};
-  if (double(row.infinite) > k) return {kInfinity, double(row.infinite)};
-  if (double(row.infinite) == k) return {double(row.largest), Kind::zero};
+  if (double(n - row.padding) <= k) return state = {Kind::kFloor && lam > 0 ? 0 : -kInfinity, 0}, false;
+  if (lam == 0 && infinite >= k) return state = {kInfinity, k}, false;
+  if (infinite > k) return state = {kInfinity, infinite}, false;
+  if (infinite == k) return state = {double(row.largest), Kind::zero}, false;
   bracket.lo = row.smallest, bracket.hi = row.largest;
   if (n <= kShort) {
     gather(bracket, open);
@@ -610,27 +614,34 @@ State Row<X, Kind>::scan_and_solve(Bracket<T>& bracket, Open<X>& open) const {
     bracket.take(row.infinite, n - row.padding), open.whole = 0;
     gather_by_digits(bracket, open, x, n);
   }
-  return find(bracket, open);
+  return true;
 }
 
 template <class X, class Kind>
-State Row<X, Kind>::solve(X* buffer, NormalGuess& normal, std::size_t& read) const {
-  if (!(k >= 0 && k <= double(n) && lam >= 0 && lam < kInfinity)) return {kNaN, 0};
-  Bracket<T> bracket(k, 0, 0, read);
-  Open<X> open;
-  open.room = buffer;
-  if (k == 0 || k == double(n)) return scan_and_solve(bracket, open);
+bool Row<X, Kind>::begin(Bracket<T>& bracket, Open<X>& open, NormalGuess& normal, State& state) const {
+  state = {kNaN, 0};
+  if (!(k >= 0 && k <= double(n) && lam >= 0 && lam < kInfinity)) return false;
+  if (k == 0 || k == double(n)) return begin_by_scan(bracket, open, state);
   if (n > kShort) {
-    if (!guess_from_sample(bracket) || !gather(bracket, open)) return scan_and_solve(bracket, open);
+    if (!guess_from_sample(bracket) || !gather(bracket, open)) return begin_by_scan(bracket, open, state);
   } else {
     Moments<T> row;
-    if (!guess_from_moments(bracket, normal, row)) return scan_and_solve(bracket, open);
+    if (!guess_from_moments(bracket, normal, row)) return begin_by_scan(bracket, open, state);
     // No normal numbers are so far apart: what they would be is not worth a pass.
     const bool heavy = double(row.largest) - double(row.smallest) > 16 * row.deviation;
     if (heavy) bracket.take(0, n);
     if (heavy || !gather(bracket, open)) gather_otherwise(bracket, open, row);
   }
-  return open.invalid ? State{kNaN, 0} : find(bracket, open);
+  return !open.invalid;
+}
+
+template <class X, class Kind>
+State Row<X, Kind>::solve(X* buffer, NormalGuess& normal, std::size_t& read) const {
+  Bracket<T> bracket(k, 0, 0, read);
+  Open<X> open;
+  open.room = buffer;
+  State state;
+  return begin(bracket, open, normal, state) ? find(bracket, open) : state;
 }
 
 }  // namespace SPARSETOPK_LEVEL
