@@ -93,10 +93,17 @@ SPARSETOPK_LOOP Moments<Wide<X>> moments(const X* x, std::size_t n) {
   return {double(first) + mean, ::sqrt(larger(variance, 0.0)), least(lo), most(hi)};
 }
 
-// The smallest of n keys, and the largest of those up to ``limit``.
+// The smallest of n keys, and the largest of those up to a limit.
 template <class T>
 struct Ends {
   T smallest = T(HUGE_VAL), largest = -T(HUGE_VAL);
+
+  void add(T key, T limit = T(HUGE_VAL)) {
+    smallest = smaller(smallest, key), largest = larger(largest, key <= limit ? key : largest);
+  }
+  void add(const Ends& other) {
+    smallest = smaller(smallest, other.smallest), largest = larger(largest, other.largest);
+  }
 };
 template <bool kAbsolute, class X>
 SPARSETOPK_LOOP Ends<Wide<X>> ends(const X* x, std::size_t n, Wide<X> limit) {
@@ -112,11 +119,7 @@ SPARSETOPK_LOOP Ends<Wide<X>> ends(const X* x, std::size_t n, Wide<X> limit) {
   }
   for (std::size_t j = 0; j < kWidth<T>; ++j)
     found.smallest = smaller(found.smallest, T(lo[j])), found.largest = larger(found.largest, T(hi[j]));
-  for (; i < n; ++i) {
-    const T value = key<kAbsolute>(x[i]);
-    found.smallest = smaller(found.smallest, value);
-    found.largest = larger(found.largest, value <= limit ? value : found.largest);
-  }
+  for (; i < n; ++i) found.add(key<kAbsolute>(x[i]), limit);
   return found;
 }
 
@@ -160,18 +163,31 @@ struct Scan {
 template <bool kAbsolute, class X>
 SPARSETOPK_LOOP Scan<Wide<X>> scan(const X* x, std::size_t n) {
   using T = Wide<X>;
+  using V = Vector<T>;
   constexpr T limit = T(Limits<T>::largest);
+  const V most = all_lanes(limit), none = -most;
+  V smallest = most, largest = none;
   Scan<T> result;
-  for_tiles<kAbsolute>(x, n, [&](const T* keys, std::size_t, std::size_t length) {
-    for (std::size_t j = 0; j < length; ++j) {
-      const T value = keys[j];
-      result.nan += value != value;
-      result.infinite += value > limit;
-      result.padding += value < -limit;
-      if (value >= -limit && value < result.smallest) result.smallest = value;
-      if (value <= limit && value > result.largest) result.largest = value;
-    }
-  });
+  const auto count = [](unsigned bits) { return std::size_t(__builtin_popcount(bits)); };
+  const auto take = [&](V a) {
+    result.nan += count(compare_bits<Compare::unordered, T>(a, a));
+    result.infinite += count(compare_bits<Compare::above, T>(a, most));
+    result.padding += count(compare_bits<Compare::above, T>(none, a));
+    smallest = smaller_lanes(smallest, a >= none ? a : most), largest = larger_lanes(largest, a <= most ? a : none);
+  };
+  std::size_t i = 0;
+  for (; i + kWidth<T> <= n; i += kWidth<T>) {
+    const V wide = load(x + i);
+    take(kAbsolute ? absolute_lanes(wide) : wide);
+  }
+  for (; i < n; ++i) {
+    const T a = key<kAbsolute>(x[i]);
+    result.nan += a != a, result.infinite += a > limit, result.padding += a < -limit;
+    if (a >= -limit && a <= limit)
+      result.smallest = smaller(result.smallest, a), result.largest = larger(result.largest, a);
+  }
+  for (std::size_t j = 0; j < kWidth<T>; ++j)
+    result.smallest = smaller(result.smallest, T(smallest[j])), result.largest = larger(result.largest, T(largest[j]));
   return result;
 }
 
@@ -192,6 +208,8 @@ struct Open {
   std::size_t size = 0, whole = 0;
   std::size_t over_hi = 0, from_lo = 0;  // of the copy, how many keys are greater than hi, and how many at least lo
   bool invalid = false;                  // a NaN; or an infinity, for |x|
+  Ends<T> range;                         // of all entries, where it is known
+  bool ranged = false;
 
   // Keep what lies in the window of the n entries of ``source``, which may be the copy itself, count what lies
   // above, and (unless that can wait) what is where in the bracket, while it is in the first cache.
@@ -208,19 +226,34 @@ struct Open {
       if (counts) add<kAbsolute>(room + seen, kept - seen, lo, hi);
       seen = kept;
     }
-    entries = room, size = kept;
+    entries = room, size = kept, ranged = false;
   }
 
-  // Take all of the row as it is.
+  // Take all of the row as it is, and see where it ends.
   template <bool kAbsolute>
   SPARSETOPK_LOOP void take(const X* x, std::size_t n, T lo, T hi) {
+    using V = Vector<T>;
+    constexpr T limit = T(Limits<T>::largest);
+    const V low = all_lanes(lo), high = all_lanes(hi), most = all_lanes(limit);
+    V smallest = all_lanes(T(HUGE_VAL)), largest = -smallest;
+    unsigned strange = 0;  // NaN; or an infinity, for |x|
+    std::size_t i = 0;
     over_hi = from_lo = 0;
-    for (std::size_t i = 0; i < n; i += kTile) {
-      const std::size_t length = smaller(kTile, n - i);
-      invalid |= any_nan(x + i, length) || (kAbsolute && any_infinite(x + i, length));
-      add<kAbsolute>(x + i, length, lo, hi);
+    for (; i + kWidth<T> <= n; i += kWidth<T>) {
+      const V wide = load(x + i), a = kAbsolute ? absolute_lanes(wide) : wide;
+      over_hi += std::size_t(__builtin_popcount(compare_bits<Compare::above, T>(a, high)));
+      from_lo += std::size_t(__builtin_popcount(compare_bits<Compare::from, T>(a, low)));
+      strange |= kAbsolute ? compare_bits<Compare::not_at_most, T>(a, most) : compare_bits<Compare::unordered, T>(a, a);
+      smallest = smaller_lanes(smallest, a), largest = larger_lanes(largest, a);
     }
-    entries = x, size = n;
+    range = {};
+    for (std::size_t j = 0; j < kWidth<T>; ++j) range.add(smallest[j]), range.add(largest[j]);
+    for (; i < n; ++i) {
+      const T a = key<kAbsolute>(x[i]);
+      over_hi += a > hi, from_lo += a >= lo, range.add(a);
+      strange |= a != a || (kAbsolute && a > limit);
+    }
+    entries = x, size = n, invalid |= strange != 0, ranged = true;
   }
 
   static bool any_nan(const X* some, std::size_t length) {
@@ -389,9 +422,10 @@ SPARSETOPK_LOOP void close(Bracket<Wide<X>>& bracket, const Open<X>& open) {
   constexpr T limit = T(Limits<T>::largest);
   const bool closed = bracket.lo > -limit && limit > bracket.hi;
   if (closed || open.size == 0) return;
-  const Ends<T> copy = ends<kAbsolute>(open.entries, open.size, limit);
-  bracket.lo = larger(bracket.lo, copy.smallest), bracket.hi = smaller(bracket.hi, copy.largest);
-  bracket.read += open.size;
+  const bool known = open.ranged && open.range.largest <= limit;
+  const Ends<T> all = known ? open.range : ends<kAbsolute>(open.entries, open.size, limit);
+  bracket.lo = larger(bracket.lo, all.smallest), bracket.hi = smaller(bracket.hi, all.largest);
+  bracket.read += known ? 0 : open.size;
 }
 
 // Cut the bracket at keys inside it until it is exact, or no wider than what is pooled in any case. False if it is

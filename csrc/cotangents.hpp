@@ -40,21 +40,19 @@ struct Entries {
   X x[kChunk + kTile + 16], g[kChunk + kTile + 16];
   std::size_t count = 0;
 
-  // Those of a tile that begins at ``begin``, behind what there is. Returns how many keys are above them.
-  template <class Kind>
-  std::size_t append(const Solved<X, Kind>& row, const X* x_tile, const Wide<X>* keys, const X* g_tile,
-                     std::size_t begin, std::size_t length) {
-    Marks marks;
-    marks.set<false, false>(keys, length, row.from, row.to);
-    marks.gather(length, begin, x_tile, g_tile, at + count, x + count, g + count);
+  // Those of a tile that begins at ``begin``, behind what there is, but for g.
+  void append(const Marks& marks, const X* x_tile, const X* g_tile, std::size_t begin, std::size_t length) {
+    marks.gather(length, begin, x_tile, g_tile, at + count, x + count);
     count += marks.count;
-    return marks.over;
+  }
+  // What g has where the first of them are.
+  void fetch(const X* all, std::size_t some) {
+    for (std::size_t j = 0; j < some; ++j) g[j] = all[at[j]];
   }
   // Leaves out the first chunk.
   void drop_chunk() {
     count -= kChunk;
-    std::memmove(at, at + kChunk, count * sizeof(at[0]));
-    std::memmove(x, x + kChunk, count * sizeof(X)), std::memmove(g, g + kChunk, count * sizeof(X));
+    std::memmove(at, at + kChunk, count * sizeof(at[0])), std::memmove(x, x + kChunk, count * sizeof(X));
   }
 };
 
@@ -64,12 +62,12 @@ struct Candidates {
   std::size_t count;
 
   template <class X, class Kind>
-  Candidates(const Solved<X, Kind>& row, const Entries<X>& some, std::size_t count_) : count(count_) {
+  Candidates(const Solved<X, Kind>& row, const X* x, const X* cotangents, std::size_t count_) : count(count_) {
     const Distance distance = row.distance;
-    for (std::size_t j = 0; j < count; ++j) t[j] = distance(double(key<Kind::kAbsolute>(some.x[j])));
+    for (std::size_t j = 0; j < count; ++j) t[j] = distance(double(key<Kind::kAbsolute>(x[j])));
     for (std::size_t j = 0; j < count; ++j) {
-      const double in = double(widen(some.g[j]));
-      g[j] = Kind::kAbsolute && double(widen(some.x[j])) < 0 ? -in : in;
+      const double in = double(widen(cotangents[j]));
+      g[j] = Kind::kAbsolute && double(widen(x[j])) < 0 ? -in : in;
     }
     for (std::size_t j = count; j % kLanes != 0; ++j) t[j] = Kind::zero - 1, g[j] = 0;
   }
@@ -83,11 +81,12 @@ SPARSETOPK_LOOP void add_block(const Curve<Kind>& row, const Candidates& some, B
   for (std::size_t i = 0; i < some.count; i += kLanes)
     for (std::size_t j = 0; j < kLanes; ++j) {
       const double t = some.t[i + j], at = clip(t, Kind::zero, top);
-      const double inside = ((t > bottom) & (t < top)) ? 1.0 : 0.0;
+      const bool between = (t > bottom) & (t < top);
+      const double inside = between ? 1.0 : 0.0, cotangent = between ? some.g[i + j] : 0.0;  // others may be NaN
       if (Kind::kMagnitude) sums.whole[j] += t >= top ? 1.0 : 0.0;
       if (!Kind::kVector && inside == 0) continue;
       const Response response = solved.kind.at(at);
-      const double slope = response.slope * inside, cotangent = some.g[i + j] * inside;
+      const double slope = response.slope * inside;
       if (!Kind::kMagnitude) sums.whole[j] += response.value * inside;
       sums.rho[j] += slope, sums.rho_g[j] += slope * cotangent, sums.rho_t[j] += slope * at;
       sums.rho_g_t[j] += slope * at * cotangent, sums.g[j] += cotangent, sums.size[j] += inside;
@@ -109,6 +108,7 @@ class Notes {
   Notes(X* dx, std::size_t n) : place_(reinterpret_cast<unsigned char*>(dx)), room_(n * sizeof(X)) {}
   bool complete() const { return complete_; }
   bool empty() const { return size_ == 0; }
+  void give_up() { complete_ = false; }
 
   void add(const Entries<X>& some, std::size_t count) {
     complete_ &= size_ * kNote <= some.at[0] * sizeof(X) && (size_ + kChunk) * kNote <= room_;
@@ -147,15 +147,21 @@ Lone lone(const Curve<Kind>& row, double a) {
   return {share, -d * share};
 }
 
-// Adds up some entries.
+// Adds up some entries, given what x and g have there.
 template <class X, class Kind>
-void add_some(const Solved<X, Kind>& row, const Entries<X>& entries, std::size_t count, BlockLanes& lanes,
+void add_some(const Solved<X, Kind>& row, const X* x, const X* g, std::size_t count, BlockLanes& lanes,
               BlockSums& sums) {
-  const Candidates some(row, entries, count);
+  const Candidates some(row, x, g, count);
   add_block(row, some, lanes);
   if constexpr (Kind::kMagnitude)
     for (std::size_t j = 0; j < count && !row.debias; ++j)
-      if (some.t[j] >= row.top) sums.whole_in_lam += some.g[j] * lone(row, double(key<true>(entries.x[j]))).in_lam;
+      if (some.t[j] >= row.top) sums.whole_in_lam += some.g[j] * lone(row, double(key<true>(x[j]))).in_lam;
+}
+
+// Whether so much of a tile is in the block that all of it is computed: to leave out the others would cost more.
+template <class Kind>
+bool is_dense(const Marks& marks, std::size_t length) {
+  return Kind::kVector && marks.count > length / 4;
 }
 
 // Adds up part of a row, and notes the entries of its block.
@@ -165,12 +171,19 @@ BlockSums sum_part(const Solved<X, Kind>& row, const X* x, const X* g, std::size
   BlockSums sums;
   Entries<X> entries;
   const auto add = [&](std::size_t count) {
-    add_some(row, entries, count, lanes, sums);
+    entries.fetch(g, count);
+    add_some(row, entries.x, entries.g, count, lanes, sums);
     if (kNotes<Kind>) notes.add(entries, count);
   };
   for_tiles<Kind::kAbsolute>(x, n, [&](const Wide<X>* keys, std::size_t i, std::size_t length) {
-    const std::size_t over = entries.append(row, x + i, keys, g + i, i, length);
-    if (Kind::kMagnitude) sums.whole += double(over);
+    Marks marks;
+    marks.set<false, false>(keys, length, row.from, row.to);
+    if (is_dense<Kind>(marks, length)) {
+      notes.give_up();
+      return add_some(row, x + i, g + i, length, lanes, sums);
+    }
+    if (Kind::kMagnitude) sums.whole += double(marks.over);
+    entries.append(marks, x + i, g + i, i, length);
     for (; entries.count >= Entries<X>::kChunk; entries.drop_chunk()) add(Entries<X>::kChunk);
   });
   if (entries.count > 0) add(entries.count);
@@ -230,8 +243,7 @@ inline X finite(double value) {
 
 // Replaces g by dx, without the sign of x.
 template <class X, class Kind>
-SPARSETOPK_LOOP void to_cotangents(const Curve<Kind>& row, const Block& block_, const Entries<X>& entries,
-                                   Candidates& some) {
+SPARSETOPK_LOOP void to_cotangents(const Curve<Kind>& row, const Block& block_, const X* x, Candidates& some) {
   const Curve<Kind> solved = row;
   const Block block = block_;
   const double bottom = solved.bottom(), top = solved.top, shrink = solved.debias ? 1 : 1 / (1 + solved.lam);
@@ -246,7 +258,7 @@ SPARSETOPK_LOOP void to_cotangents(const Curve<Kind>& row, const Block& block_, 
       cotangents[j] = block(solved.kind.at(t).slope, g);
     } else {
       const bool whole = Kind::kMagnitude && t >= top;
-      cotangents[j] = !whole ? 0 : solved.debias ? g : g * lone(solved, double(key<true>(entries.x[j]))).in_x;
+      cotangents[j] = !whole ? 0 : solved.debias ? g : g * lone(solved, double(key<true>(x[j]))).in_x;
     }
   }
 }
@@ -260,16 +272,17 @@ inline X cotangent(double value, X x) {
 // dx of some entries, where they are.
 template <class X, class Kind>
 void write_entries(const Solved<X, Kind>& row, const Block& block, Entries<X>& entries, X* dx) {
-  Candidates some(row, entries, entries.count);
-  to_cotangents(row, block, entries, some);
+  Candidates some(row, entries.x, entries.g, entries.count);
+  to_cotangents(row, block, entries.x, some);
   for (std::size_t j = 0; j < some.count; ++j) entries.g[j] = cotangent<X, Kind>(some.g[j], entries.x[j]);
   for (std::size_t j = 0; j < some.count; ++j) dx[entries.at[j]] = entries.g[j];
 }
 
-// dx over a tile: others have 0, or g if they are selected whole.
+// dx over a tile, of which ``entries`` are in the block: others have 0, or g if they are selected whole.
 template <class X, class Kind>
 void write_tile(const Solved<X, Kind>& row, const Block& block, const Wide<X>* keys, const X* g, std::size_t length,
                 Entries<X>& entries, X* dx) {
+  entries.fetch(g, entries.count);
   if constexpr (Kind::kMagnitude) {
     const auto to = row.to;
     for (std::size_t j = 0; j < length; ++j) dx[j] = keys[j] > to ? g[j] : X{};
@@ -279,12 +292,23 @@ void write_tile(const Solved<X, Kind>& row, const Block& block, const Wide<X>* k
   write_entries(row, block, entries, dx);
 }
 
+// The same where most are in the block.
+template <class X, class Kind>
+void write_dense(const Solved<X, Kind>& row, const Block& block, const X* x, const X* g, std::size_t length, X* dx) {
+  Candidates some(row, x, g, length);
+  to_cotangents(row, block, x, some);
+  for (std::size_t j = 0; j < length; ++j) dx[j] = cotangent<X, Kind>(some.g[j], x[j]);
+}
+
 template <class X, class Kind>
 void write_cotangents(const Solved<X, Kind>& row, const Block& block, const X* x, const X* g, std::size_t n, X* dx) {
   Entries<X> entries;
   for_tiles<Kind::kAbsolute>(x, n, [&](const Wide<X>* keys, std::size_t i, std::size_t length) {
+    Marks marks;
+    marks.set<false, false>(keys, length, row.from, row.to);
+    if (is_dense<Kind>(marks, length)) return write_dense(row, block, x + i, g + i, length, dx + i);
     entries.count = 0;
-    entries.append(row, x + i, keys, g + i, 0, length);
+    entries.append(marks, x + i, g + i, 0, length);
     write_tile(row, block, keys, g + i, length, entries, dx + i);
   });
 }
@@ -343,9 +367,12 @@ Cotangents backward_tile(const Solved<X, Kind>& row, const X* x, const X* g, std
   for_tiles<Kind::kAbsolute>(x, n, [&](const Wide<X>* keys, std::size_t, std::size_t) {
     BlockLanes lanes;
     BlockSums sums;
-    sums.whole = double(entries.append(row, x, keys, g, 0, n));
-    if (!Kind::kMagnitude) sums.whole = 0;
-    add_some(row, entries, entries.count, lanes, sums);
+    Marks marks;
+    marks.set<false, false>(keys, n, row.from, row.to);
+    entries.append(marks, x, g, 0, n);
+    entries.fetch(g, entries.count);
+    if (Kind::kMagnitude) sums.whole = double(marks.over);
+    add_some(row, entries.x, entries.g, entries.count, lanes, sums);
     sums.add(lanes.sums());
     const Block block(row, sums);
     write_tile(row, block, keys, g, n, entries, dx);

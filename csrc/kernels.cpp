@@ -3,7 +3,8 @@
 // No inline function of the standard library may be instantiated here: the linker keeps one copy of
 // such a function, and a copy with wide vectors would then run on machines that lack them.
 #include "kernels.hpp"
-#include "lanes.hpp"
+#include "lanes_backward.hpp"
+#include "lanes_forward.hpp"
 #include "spread.hpp"
 
 namespace sparsetopk {
@@ -77,6 +78,11 @@ void forward(const Problem& problem, std::size_t begin, std::size_t end, void* y
         if constexpr (kLinear<Kind>)
           if (problem.hard()) run = forward_hard_lanes<X, Kind>;
         return run(problem, kind, begin, end, static_cast<X*>(y), normal, read), add_entries_read(read);
+      }
+    if constexpr (kLinear<Kind>)
+      if (!problem.hard() && fit_lanes(problem, kind, kLongestFew<Kind>)) {
+        forward_few_lanes<X, Kind>(problem, kind, begin, end, static_cast<X*>(y), normal, read);
+        return add_entries_read(read);
       }
     for (std::size_t i = begin; i < end; ++i) {
       const Row<X, Kind> row = rows[i];

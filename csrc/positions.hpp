@@ -20,17 +20,26 @@ struct SetBits {
 };
 constexpr SetBits kSetBits;
 
-enum class Compare { from, not_below, above };  // a >= b; not a < b, which NaN is not; a > b
+// a >= b; not a < b, and not a <= b, which NaN is not; a > b; one of them is NaN
+enum class Compare { from, not_below, not_at_most, above, unordered };
 
 // Bit i is set if a[i] compares so with b[i].
 template <Compare kHow, class T>
 inline unsigned compare_bits(Vector<T> a, Vector<T> b) {
 #if defined(SPARSETOPK_X86) && defined(__AVX512F__)
-  constexpr int kCode = kHow == Compare::from ? _CMP_GE_OQ : kHow == Compare::not_below ? _CMP_NLT_UQ : _CMP_GT_OQ;
+  constexpr int kCode = kHow == Compare::from          ? _CMP_GE_OQ
+                        : kHow == Compare::not_below   ? _CMP_NLT_UQ
+                        : kHow == Compare::not_at_most ? _CMP_NLE_UQ
+                        : kHow == Compare::above       ? _CMP_GT_OQ
+                                                       : _CMP_UNORD_Q;
   if constexpr (sizeof(T) == 4) return _mm512_cmp_ps_mask((__m512)a, (__m512)b, kCode);
   if constexpr (sizeof(T) == 8) return _mm512_cmp_pd_mask((__m512d)a, (__m512d)b, kCode);
 #else
-  return bits_of(kHow == Compare::from ? a >= b : kHow == Compare::not_below ? ~(a < b) : a > b);
+  return bits_of(kHow == Compare::from          ? a >= b
+                 : kHow == Compare::not_below   ? ~(a < b)
+                 : kHow == Compare::not_at_most ? ~(a <= b)
+                 : kHow == Compare::above       ? a > b
+                                                : (a != a) | (b != b));
 #endif
 }
 
@@ -46,10 +55,11 @@ class Marks {
   // Writes the positions of those that are marked, in order; 16 more may be written.
   void positions(std::size_t length, std::uint32_t* out) const;
 
-  // Positions, from ``begin`` on, and what two arrays have there; 16 more may be written.
+  // Positions, from ``begin`` on, and what x has there; 16 more may be written. What g has there is on its way: most of
+  // g need not come from memory, and no prefetcher guesses which.
   template <class X>
   SPARSETOPK_LOOP void gather(std::size_t length, std::size_t begin, const X* x, const X* g, std::uint32_t* at,
-                              X* x_there, X* g_there) const;
+                              X* x_there) const;
 
   // Copies what is marked, in order; ``kept`` may be x.
   template <class X>
@@ -147,10 +157,13 @@ inline void Marks::positions(std::size_t length, std::uint32_t* out) const {
 
 template <class X>
 SPARSETOPK_LOOP void Marks::gather(std::size_t length, std::size_t begin, const X* x, const X* g, std::uint32_t* at,
-                                   X* x_there, X* g_there) const {
+                                   X* x_there) const {
   const bool often = some(length);
   std::size_t done = 0, i, word = 0;
-  const auto take = [&](std::size_t j) { at[i] = std::uint32_t(begin + j), x_there[i] = x[j], ++i; };
+  const auto take = [&](std::size_t j) {
+    __builtin_prefetch(g + j);
+    at[i] = std::uint32_t(begin + j), x_there[i] = x[j], ++i;
+  };
   for (; (word + 1) * kWord <= length; ++word) {
     const std::uint64_t bits = words_[word];
     i = done, done += std::size_t(__builtin_popcountll(bits));
@@ -161,8 +174,6 @@ SPARSETOPK_LOOP void Marks::gather(std::size_t length, std::size_t begin, const 
   }
   i = done;
   if (length % kWord != 0) for_bits<0>(words_[word], [&](unsigned j) { take(word * kWord + j); });
-  // Of g nothing else is touched: most of it need not come from memory.
-  for (i = 0; i < count; ++i) g_there[i] = g[at[i] - begin];
 }
 
 // As many entries as a pack has, those that are marked to the front.

@@ -121,31 +121,31 @@ struct FloatDistance {
   float operator()(float a) const { return (a - pivot) * inverse + delta; }
 };
 
-// Of every lane: the sum of t inside [0, top), and how many lanes are inside, and above.
+// Of every lane: the sum of distances inside [from, to), and how many lanes are inside, and above.
 struct FloatLanes {
   using V = Vector<float>;
-  V mass{};
+  V sum{};
 #if defined(SPARSETOPK_X86) && defined(__AVX512F__)
   // A mask says how many are set in fewer instructions than it takes to count in lanes.
   std::size_t inside = 0, above = 0;
-  void add(V t, V top) {
-    const __mmask16 from = _mm512_cmp_ps_mask((__m512)t, _mm512_setzero_ps(), _CMP_GE_OQ);
-    const __mmask16 in = _mm512_mask_cmp_ps_mask(from, (__m512)t, (__m512)top, _CMP_LT_OQ);
-    mass = (V)_mm512_mask_add_ps((__m512)mass, in, (__m512)mass, (__m512)t);
-    inside += std::size_t(__builtin_popcount(in)), above += std::size_t(__builtin_popcount(from ^ in));
+  void add(V distance, V from, V to) {
+    const __mmask16 least = _mm512_cmp_ps_mask((__m512)distance, (__m512)from, _CMP_GE_OQ);
+    const __mmask16 in = _mm512_mask_cmp_ps_mask(least, (__m512)distance, (__m512)to, _CMP_LT_OQ);
+    sum = (V)_mm512_mask_add_ps((__m512)sum, in, (__m512)sum, (__m512)distance);
+    inside += std::size_t(__builtin_popcount(in)), above += std::size_t(__builtin_popcount(least ^ in));
   }
   double count_inside() const { return double(inside); }
   double count_above() const { return double(above); }
 #else
   Flags<float> inside{}, above{};
-  void add(V t, V top) {
-    const Flags<float> from = t >= V{}, in = from & (t < top);
-    mass += (V)((Flags<float>)t & in);
-    inside -= in, above -= from & ~in;
+  void add(V distance, V from, V to) {
+    const Flags<float> least = distance >= from, in = least & (distance < to);
+    sum += (V)((Flags<float>)distance & in);
+    inside -= in, above -= least & ~in;
   }
-  double count_inside() const { return sum(inside); }
-  double count_above() const { return sum(above); }
-  static double sum(Flags<float> counts) {
+  double count_inside() const { return count(inside); }
+  double count_above() const { return count(above); }
+  static double count(Flags<float> counts) {
     double all = 0;
     for (std::size_t j = 0; j < kWidth<float>; ++j) all += double(counts[j]);
     return all;
@@ -153,8 +153,8 @@ struct FloatLanes {
 #endif
 };
 
-// Sums for S(t) = t. Eight numbers in a row are added in float, and what they come to in double; as elsewhere there are
-// kLanes of each, however wide vectors are.
+// Sums for S(t) = t, from those of a - pivot, as t is that over lam, and delta more. Eight numbers in a row are added in
+// float, and what they come to in double; as elsewhere there are kLanes of each, however wide vectors are.
 template <class Kind, class X>
 SPARSETOPK_LOOP bool add_up_in_float(const Distances& self, double delta, Sums& sums) {
   using V = Vector<float>;
@@ -162,33 +162,35 @@ SPARSETOPK_LOOP bool add_up_in_float(const Distances& self, double delta, Sums& 
   const double lam = self.distance.lam, v = self.distance.pivot - lam * delta;
   if (!FloatDistance<Kind>::fits(v, lam)) return false;
   const FloatDistance<Kind> distance({self.distance.pivot, delta, lam}, v);
-  const V pivot = all_lanes(distance.pivot), inverse = all_lanes(distance.inverse), shift = all_lanes(distance.delta);
-  const V top = all_lanes(Kind::kMagnitude ? float(v) : 1.0f);
-  double mass[kLanes] = {};
+  const double top = Kind::kMagnitude ? v : 1;
+  const V pivot = all_lanes(distance.pivot), from = all_lanes(float(-lam * double(distance.delta)));
+  const V to = all_lanes(float(lam * (top - double(distance.delta))));
+  double in_lanes[kLanes] = {}, away = 0, inside = 0;
   FloatLanes lanes[kParts];
   const auto add = [&](const X* x) {
     float parts[kLanes];
-    for (std::size_t p = 0; p < kParts; ++p) lanes[p].mass = V{};
+    for (std::size_t p = 0; p < kParts; ++p) lanes[p].sum = V{};
 #pragma GCC unroll 8
     for (std::size_t first = 0; first < kBlock; first += kLanes)
 #pragma GCC unroll 4
       for (std::size_t p = 0; p < kParts; ++p) {
         const V wide = load(x + first + p * kW), a = Kind::kAbsolute ? absolute_lanes(wide) : wide;
-        lanes[p].add((a - pivot) * inverse + shift, top);
+        lanes[p].add(a - pivot, from, to);
       }
-    for (std::size_t p = 0; p < kParts; ++p) store(lanes[p].mass, parts + p * kW);
-    for (std::size_t j = 0; j < kLanes; ++j) mass[j] += double(parts[j]);
+    for (std::size_t p = 0; p < kParts; ++p) store(lanes[p].sum, parts + p * kW);
+    for (std::size_t j = 0; j < kLanes; ++j) in_lanes[j] += double(parts[j]);
   };
   const X* x = static_cast<const X*>(self.entries);
   std::size_t i = 0;
   for (; i + kBlock <= self.size; i += kBlock) add(x + i);
-  for (const FloatLanes& part : lanes) sums.slope += part.count_inside(), sums.above += part.count_above();
-  sums.mass = total(mass);
+  for (const FloatLanes& part : lanes) inside += part.count_inside(), sums.above += part.count_above();
   for (; i < self.size; ++i) {
-    const float t = distance(key<Kind::kAbsolute>(x[i]));
-    sums.mass += t >= 0 && t < top[0] ? double(t) : 0;
-    sums.slope += t >= 0 && t < top[0], sums.above += t >= top[0];
+    const float a = key<Kind::kAbsolute>(x[i]) - distance.pivot;
+    const bool in = a >= from[0] && a < to[0];
+    away += in ? double(a) : 0, inside += in, sums.above += a >= to[0];
   }
+  sums.mass = (total(in_lanes) + away) * self.distance.inverse + inside * double(distance.delta);
+  sums.slope = inside;
   return true;
 }
 
@@ -303,12 +305,16 @@ struct Row {
 
   // Adds to ``read`` how many entries the search for the boundary has read.
   State solve(X* buffer, NormalGuess& normal, std::size_t& read) const;
+  // Its two halves: a bracket that holds, with a copy of what it leaves undecided; and the threshold, given these. False
+  // where a row is known to have no threshold; ``state`` is what it has then.
+  bool begin(Bracket<T>& bracket, Open<X>& open, NormalGuess& normal, State& state) const;
+  State find(Bracket<T>& bracket, Open<X>& open) const;
 
  private:
   static constexpr bool kAbsolute = Kind::kAbsolute;
   bool is_wide(const Bracket<T>& bracket, const Moments<T>& row) const;
   bool guess_from_moments(Bracket<T>& bracket, NormalGuess& normal, Moments<T>& row) const;
-  State scan_and_solve(Bracket<T>& bracket, Open<X>& open) const;
+  bool begin_by_scan(Bracket<T>& bracket, Open<X>& open, State& state) const;
   bool guess_from_sample(Bracket<T>& bracket) const;
   bool gather(Bracket<T>& bracket, Open<X>& open) const;
   bool settles(Bracket<T>& bracket, const Open<X>& open) const;
@@ -319,7 +325,6 @@ struct Row {
   State from_nearest(const Open<X>& open, double left, State state, double size) const;
   Distances distances_from(const Open<X>& open, const Distance& distance) const;
   State at_gap(const Open<X>& open, State state) const;
-  State find(Bracket<T>& bracket, Open<X>& open) const;
   State find_in(Bracket<T>& bracket, Open<X>& open) const;
 };
 
@@ -358,13 +363,13 @@ bool Row<X, Kind>::guess_from_sample(Bracket<T>& bracket) const {
   bracket.read += kSeeds + taken;
   constexpr T limit = T(Limits<T>::largest);
   const double share = k / double(n), centre = share * double(taken);
-  const double margin = 3 * ::sqrt(double(taken) * share * (1 - share)) + 1;
+  const double margin = 3 * ::sqrt(double(taken) * share * (1 - share)) + 2;  // the tails of few are longer
   const double first = centre - margin, last = centre + margin;
   bracket.hi = first < 0 ? limit : select(sample, taken, std::size_t(first));
   bracket.lo = last >= double(taken) ? -limit : select(sample, taken, std::size_t(last));
   const Window<T> undecided = window(bracket, lam, kind);
   const std::size_t over = count_over(sample, taken, undecided.to);
-  bracket.wide = count_over(sample, taken, -next_up(-undecided.from)) - over > taken / 2;
+  bracket.wide = count_over(sample, taken, -next_up(-undecided.from)) - over > taken / 3;
   return bracket.lo >= -limit && bracket.hi <= limit;
 }
 
@@ -381,12 +386,12 @@ void Row<X, Kind>::gather_blocks(const Blocks& blocks, const Window<T>& undecide
       parts[block].template gather<kAbsolute>(x + begin, length, undecided, lo, hi);
   });
   open.size = open.over_hi = open.from_lo = 0;
-  open.entries = all ? x : open.room;
+  open.entries = all ? x : open.room, open.ranged = all, open.range = {};
   for (std::size_t block = 0; block < blocks.count; ++block) {
     const Open<X>& part = parts[block];
     if (!all) std::memmove(open.room + open.size, part.room, part.size * sizeof(X));
     open.size += part.size, open.whole += part.whole, open.invalid |= part.invalid;
-    open.over_hi += part.over_hi, open.from_lo += part.from_lo;
+    open.over_hi += part.over_hi, open.from_lo += part.from_lo, open.range.add(part.range);
   }
 }
 
@@ -591,16 +596,17 @@ void Row<X, Kind>::gather_otherwise(Bracket<T>& bracket, Open<X>& open, const Mo
 
 // The careful way: looks at every entry first, and starts from an interval that cannot fail.
 template <class X, class Kind>
-State Row<X, Kind>::scan_and_solve(Bracket<T>& bracket, Open<X>& open) const {
+bool Row<X, Kind>::begin_by_scan(Bracket<T>& bracket, Open<X>& open, State& state) const {
   const Scan<T> row = scan<kAbsolute>(x, n);
+  const auto infinite = double(row.infinite);
   bracket.read += n;
-  if (row.nan > 0 || (kAbsolute && row.infinite > 0)) return {kNaN, 0};
-  if (k == 0) return {kInfinity, 0};
+  if (row.nan > 0 || (kAbsolute && row.infinite > 0)) return state = {kNaN, 0}, false;
+  if (k == 0) return state = {kInfinity, 0}, false;
   // The signed mask may take less than k; the threshold is then 0.
-  if (double(n - row.padding) <= k) return {Kind::kFloor && lam > 0 ? 0 : -kInfinity, 0};
-  if (lam == 0 && double(row.infinite) >= k) return {kInfinity, k};
-  if (double(row.infinite) > k) return {kInfinity, double(row.infinite)};
-  if (double(row.infinite) == k) return {double(row.largest), Kind::zero};
+  if (double(n - row.padding) <= k) return state = {Kind::kFloor && lam > 0 ? 0 : -kInfinity, 0}, false;
+  if (lam == 0 && infinite >= k) return state = {kInfinity, k}, false;
+  if (infinite > k) return state = {kInfinity, infinite}, false;
+  if (infinite == k) return state = {double(row.largest), Kind::zero}, false;
   bracket.lo = row.smallest, bracket.hi = row.largest;
   if (n <= kShort) {
     gather(bracket, open);
@@ -608,27 +614,34 @@ State Row<X, Kind>::scan_and_solve(Bracket<T>& bracket, Open<X>& open) const {
     bracket.take(row.infinite, n - row.padding), open.whole = 0;
     gather_by_digits(bracket, open, x, n);
   }
-  return find(bracket, open);
+  return true;
 }
 
 template <class X, class Kind>
-State Row<X, Kind>::solve(X* buffer, NormalGuess& normal, std::size_t& read) const {
-  if (!(k >= 0 && k <= double(n) && lam >= 0 && lam < kInfinity)) return {kNaN, 0};
-  Bracket<T> bracket(k, 0, 0, read);
-  Open<X> open;
-  open.room = buffer;
-  if (k == 0 || k == double(n)) return scan_and_solve(bracket, open);
+bool Row<X, Kind>::begin(Bracket<T>& bracket, Open<X>& open, NormalGuess& normal, State& state) const {
+  state = {kNaN, 0};
+  if (!(k >= 0 && k <= double(n) && lam >= 0 && lam < kInfinity)) return false;
+  if (k == 0 || k == double(n)) return begin_by_scan(bracket, open, state);
   if (n > kShort) {
-    if (!guess_from_sample(bracket) || !gather(bracket, open)) return scan_and_solve(bracket, open);
+    if (!guess_from_sample(bracket) || !gather(bracket, open)) return begin_by_scan(bracket, open, state);
   } else {
     Moments<T> row;
-    if (!guess_from_moments(bracket, normal, row)) return scan_and_solve(bracket, open);
+    if (!guess_from_moments(bracket, normal, row)) return begin_by_scan(bracket, open, state);
     // No normal numbers are so far apart: what they would be is not worth a pass.
     const bool heavy = double(row.largest) - double(row.smallest) > 16 * row.deviation;
     if (heavy) bracket.take(0, n);
     if (heavy || !gather(bracket, open)) gather_otherwise(bracket, open, row);
   }
-  return open.invalid ? State{kNaN, 0} : find(bracket, open);
+  return !open.invalid;
+}
+
+template <class X, class Kind>
+State Row<X, Kind>::solve(X* buffer, NormalGuess& normal, std::size_t& read) const {
+  Bracket<T> bracket(k, 0, 0, read);
+  Open<X> open;
+  open.room = buffer;
+  State state;
+  return begin(bracket, open, normal, state) ? find(bracket, open) : state;
 }
 
 }  // namespace SPARSETOPK_LEVEL

@@ -305,7 +305,7 @@ def test_edges_of_lanes(kind, p, bits):
 @every_kind
 @pytest.mark.parametrize("p", [2.0, 1.5, 1.2])
 @pytest.mark.parametrize("bits", [16, 32, 64])
-@pytest.mark.parametrize("n", [1, 8, 13, 100])
+@pytest.mark.parametrize("n", [1, 8, 13, 100, 400])
 def test_any_number_of_rows(kind, p, bits, n):
     """Rows that share vectors do not see each other, however many there are."""
     torch = pytest.importorskip("torch")
