@@ -47,6 +47,7 @@ _KERNELS = {
     "merge": pav.merge_kernel,
     "lam": lam.lam_kernel,
 }
+_SOLVED = ("backward", "select_backward")  # kernels that are handed a state
 _LONG = {
     "sample": long.sample_kernel,
     "gather": long.gather_kernel,
@@ -99,7 +100,7 @@ def _source(name: str, n: int, dtype: str, constants: dict[str, Any]) -> tuple[A
     computed = "float64" if dtype == "float64" else "float32"
     fixed = asked = _CONSTANTS | constants | {"D": getattr(tl, computed), "T": getattr(tl, dtype)}
     operator = Operator(fixed["OP"], fixed["E"], fixed["DEBIAS"])
-    shape = Shape.of(n, operator, getattr(torch, computed))
+    shape = Shape.of(n, operator, getattr(torch, computed), solved=name in _SOLVED)
     if name in ("pav", "merge"):
         shape = Shape(1, fixed["LANES"], 1)
     if name in _LONG:

@@ -38,11 +38,11 @@ class Shape(NamedTuple):
     warps: int
 
     @classmethod
-    def of(cls, n: int, operator: Operator, dtype: torch.dtype) -> Shape:
-        """For rows of n numbers that are computed with in this dtype."""
+    def of(cls, n: int, operator: Operator, dtype: torch.dtype, solved: bool = False) -> Shape:
+        """For rows of n numbers that are computed with in this dtype, and perhaps solved already."""
         block = max(16, triton.next_power_of_2(n))
         rows = max(1, _ENTRIES // block)
-        is_light = dtype == torch.float32 and not _needs_a_loop(operator)
+        is_light = dtype == torch.float32 and (solved or not _needs_a_loop(operator))
         threads = block * rows // (_PER_THREAD if is_light else _PER_THREAD // 2)
         return cls(block, rows, min(32, max(4, threads // 32)))
 
@@ -78,12 +78,12 @@ def _bits(value: float) -> int:
 
 
 def _settings(
-    x: Tensor, k: Number, lam: Number, operator: Operator, state: Tensor
+    x: Tensor, k: Number, lam: Number, operator: Operator, state: Tensor, solved: bool = False
 ) -> dict[str, Any]:
-    """What all kernels are launched with for rows x (m, n)."""
+    """What all kernels are launched with for rows x (m, n), of which the state may be known."""
     mixed, dtype = isinstance(lam, Tensor), compute_dtype(x.dtype, operator)
     of_k, of_lam = Given.of(k, state), Given.of(lam, state)
-    shape = Shape.of(x.shape[1], operator, dtype)
+    shape = Shape.of(x.shape[1], operator, dtype, solved)
     return {
         "x_ptr": x,
         "k_ptr": of_k.pointer,
@@ -173,7 +173,7 @@ def backward(
     dk, dlam = (state.new_empty(len(x) if wanted else 0) for wanted in (in_k, in_lam))
     _run(
         backward_kernel,
-        _settings(x, k, lam, operator, state),
+        _settings(x, k, lam, operator, state, solved=True),
         g_ptr=g,
         dx_ptr=dx,
         dk_ptr=dk,
@@ -311,7 +311,7 @@ def select_backward(
     dk, dlam = (state.new_empty(len(x) if wanted else 0) for wanted in (in_k, in_lam))
     _run(
         select_backward_kernel,
-        _settings(x, k, lam, operator, state),
+        _settings(x, k, lam, operator, state, solved=True),
         g_ptr=state if g is None else g,
         g_dropped_ptr=state if g_dropped is None else g_dropped,
         ends_ptr=ends,

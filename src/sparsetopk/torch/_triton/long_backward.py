@@ -9,18 +9,12 @@ import triton.language as tl
 
 from .backward import block_moves, block_rule, cotangent
 from .long import cut_mask, found, output_of_chunk, place, report, state_of
-from .rows import arguments, keys, lone, lone_slopes, rounded, split_entries
+from .rows import arguments, keys, lone, lone_slopes, rounded, selected, settled, split_entries
 from .scalars import MAGNITUDE, is_even, largest
 from .solve import count_of
 
 SUMS = 12  # over the entries of a row, see sums_kernel
 _SUMS = tl.constexpr(SUMS)
-
-
-@triton.jit
-def _selected(a, above, pivot):
-    """Also where every candidate is selected."""
-    return above | ((pivot == float("-inf"))[:, None] & (a > float("-inf")))
 
 
 @triton.jit
@@ -56,7 +50,7 @@ def sums_kernel(
         crowd = _at_infinity(a, pivot, delta)
         counts = inside | crowd
         if OP == MAGNITUDE and not DEBIAS:
-            counts = counts | _selected(a, above, pivot)
+            counts = counts | selected(a, above, pivot)
         of, _, _ = place(g_ptr, starts_ptr, row, chunk, n, T, TABLE, CHUNK)
         g = cotangent(x, tl.load(of, mask=there & counts, other=0.0).to(D), OP, TIMES)
         rho = tl.where(inside, slope, 0.0)
@@ -78,8 +72,8 @@ def sums_kernel(
         if OP == MAGNITUDE and not DEBIAS:
             _, in_lam = lone_slopes(d, used, OP, E)
             lone_g = in_lam * g
-            selected = _selected(a, above, pivot)
-            of_lone += tl.sum(tl.where(selected, lone_g, 0.0).to(tl.float64), 1)
+            alone = selected(a, above, pivot)
+            of_lone += tl.sum(tl.where(alone, lone_g, 0.0).to(tl.float64), 1)
             if_lone += tl.sum(tl.where(inside, lone_g, 0.0).to(tl.float64), 1)
     report(table_ptr, row, 0, programs, size, _SUMS)
     report(table_ptr, row, 1, programs, taken, _SUMS)
@@ -100,8 +94,8 @@ def _of_row(
     table_ptr, row, programs, k, frac, lam, pivot, delta, OP: tl.constexpr, DEBIAS: tl.constexpr,
     G: tl.constexpr,
 ):  # fmt: skip
-    """What all entries of the block share, whether they are whole and it is one by rounding alone (as in
-    ``rows.settled``), and dk and dlam, from the sums: in float64."""
+    """What all entries of the block share, whether it is one by rounding alone, and dk and dlam, from
+    the sums: in float64."""
     size = found(table_ptr, row, 0, programs, _SUMS, G)
     left = k.to(tl.float64) - found(table_ptr, row, 1, programs, _SUMS, G)
     sum_g = found(table_ptr, row, 4, programs, _SUMS, G)
@@ -126,8 +120,8 @@ def _of_row(
 
 @triton.jit
 def _parts(
-    a, index, frac, lam, pivot, delta, cut, whole, OP: tl.constexpr, E: tl.constexpr, DEBIAS: tl.constexpr,
-    RELAXED: tl.constexpr, HARD: tl.constexpr,
+    a, index, frac, lam, pivot, delta, cut, whole, OP: tl.constexpr, E: tl.constexpr,
+    DEBIAS: tl.constexpr, RELAXED: tl.constexpr, HARD: tl.constexpr,
 ):  # fmt: skip
     """``lone``, S' and which entries are in the block and selected whole; the hard mask; and where the
     cotangent counts."""
@@ -137,11 +131,10 @@ def _parts(
     if RELAXED:
         d = lone(a, lam, DEBIAS, OP, E)
         _, _, slope, inside, above, _ = split_entries(a, pivot, delta, lam, OP, E)
-        above = above | (inside & whole[:, None])
-        inside = inside & ~whole[:, None]
+        inside, above = settled(inside, above, whole)
         counts = inside
         if OP == MAGNITUDE:
-            above = _selected(a, above, pivot)
+            above = selected(a, above, pivot)
             counts = counts | above
     if HARD:
         mask = cut_mask(a, index, pivot, cut, frac)

@@ -51,11 +51,13 @@ def arguments(
 
 
 @triton.jit
-def state_at(state_ptr, row, m):
-    """pivot and delta of the rows, as the forward left them."""
+def state_at(state_ptr, row, m, AGAIN: tl.constexpr = False):
+    """pivot and delta of the rows, as the forward left them. AGAIN: a compiler must not know that they
+    are what they were, so that what follows from them is computed again, and not held in registers."""
     at = state_ptr + 2 * row.to(tl.int64)
-    pivot = tl.load(at, mask=row < m, other=float("inf"))
-    return pivot, tl.load(at + 1, mask=row < m, other=0.0)
+    pivot = tl.load(at, mask=row < m, other=float("inf"), volatile=AGAIN)
+    delta = tl.load(at + 1, mask=row < m, other=0.0)
+    return pivot, delta
 
 
 @triton.jit
@@ -152,15 +154,25 @@ def split_entries(a, pivot, delta, lam, OP: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
-def settled(inside, above, pinned, k):
-    """The entries of the block and those above it, with a block that is one by rounding alone resolved:
-    where as much of k is left as it has entries, they are whole. And how many are left in each."""
+def is_block_by_rounding(inside, above, pinned, k):
+    """Rows that have as much of k left as there are entries in the block, which so are whole; how many
+    entries the block has, and how many are above it, as ``settled`` leaves them."""
     both = tl.sum(tl.where(inside, 1, tl.where(above, 65536, 0)), 1)  # two counts in one sum
     size, taken = both & 65535, both >> 16
     whole = (k - taken >= size) & ~pinned
-    above = above | (inside & whole[:, None])
-    inside = inside & ~whole[:, None]
-    return inside, above, tl.where(whole, 0, size), tl.where(whole, taken + size, taken)
+    return whole, tl.where(whole, 0, size), tl.where(whole, taken + size, taken)
+
+
+@triton.jit
+def settled(inside, above, whole):
+    """The entries of the block, and those above it, of which the whole ones are."""
+    return inside & ~whole[:, None], above | (inside & whole[:, None])
+
+
+@triton.jit
+def selected(a, above, pivot):
+    """The entries that are selected whole: also where every candidate is."""
+    return above | ((pivot == float("-inf"))[:, None] & (a > float("-inf")))
 
 
 @triton.jit
@@ -208,7 +220,7 @@ def relaxed_output(
     t, inner, _, inside, above, _ = split_entries(a, pivot, delta, lam, OP, E)
     if OP == MAGNITUDE and DEBIAS:
         inner += lam[:, None] * t
-    above = above | ((pivot == float("-inf"))[:, None] & (a > float("-inf")))
+    above = selected(a, above, pivot)
     y = tl.where(above, whole_output(a, d, DEBIAS, OP, E), tl.where(inside, inner, 0.0))
     crowd = tl.where(pivot == float("inf"), delta, 0.0)
     shared = (k.to(a.dtype) + frac) / tl.maximum(crowd, 1.0)

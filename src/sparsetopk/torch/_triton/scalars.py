@@ -38,6 +38,12 @@ def is_steep(op, e):
 
 
 @triton.constexpr_function
+def is_cheap(op, e):
+    """Whether S has a closed form."""
+    return op != operator.TWO_SIDED or e in (1.0, 2.0, 3.0)
+
+
+@triton.constexpr_function
 def epsilon(dtype):
     return 2.0**-52 if dtype == tl.float64 else 2.0**-23
 

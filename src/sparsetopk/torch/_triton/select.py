@@ -164,11 +164,11 @@ def select_backward_kernel(
         if is_even(OP):
             rest = tl.where(x < 0, 0.0 - rest, rest)
         g = tl.where((slot >= 0) | (size == 0), g, rest)
-    dx, dk, dlam, size = pulled_back(
-        x, a, g, k, frac, lam, pivot, delta, largest(dx_ptr.dtype.element_ty), OP, E, DEBIAS, False,
-        RELAXED, HARD,
+    dx, dk, dlam, after = pulled_back(
+        x, a, g, k, frac, lam, state_ptr, row, m, largest(dx_ptr.dtype.element_ty), OP, E, DEBIAS,
+        False, RELAXED, HARD, IN_LAM,
     )  # fmt: skip
-    row, at, there = places(m, n, ROWS, BLOCK, size)
+    row, at, there = places(m, n, ROWS, BLOCK, after)
     tl.store(dx_ptr + at, rounded(dx, dx_ptr.dtype.element_ty), mask=there)
     if IN_K:
         tl.store(dk_ptr + row, dk, mask=row < m)
