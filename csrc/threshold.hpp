@@ -35,9 +35,10 @@ inline double clip(double t, double low, double high) {
 }
 
 struct Sums {
-  double mass = 0;   // sum of S(t) over the entries inside the block
-  double slope = 0;  // sum of S'(t) over them
-  double above = 0;  // how many entries are selected whole
+  double mass = 0;    // sum of S(t) over the entries inside the block
+  double slope = 0;   // sum of S'(t) over them
+  double above = 0;   // how many entries are selected whole
+  double inside = 0;  // how many are in the block, where S is costly
 };
 
 // Adds up over t[0 .. length) + delta; t has room to be filled up to full lanes.
@@ -82,13 +83,14 @@ SPARSETOPK_LOOP Sums add_up_inside(const double* t, std::size_t length, double d
     }
   std::uint32_t above = 0;
   for (std::size_t j = 0; j < length; ++j) above += t[j] > top - delta;
-  return {total(mass), total(slope), double(above)};
+  return {total(mass), total(slope), double(above), double(count)};
 }
 
 template <class Kind>
 void add_up(double* t, std::size_t length, double delta, double top, const Kind& kind, Sums& sums) {
   const Sums part = Kind::kCheap ? add_up_all(t, length, delta, top, kind) : add_up_inside(t, length, delta, top, kind);
-  sums.mass += part.mass, sums.slope += part.slope, sums.above += part.above;
+  sums.mass += part.mass, sums.slope += part.slope;
+  sums.above += part.above, sums.inside += part.inside;
 }
 
 // The undecided entries as distances to the pivot in units of lam, a tile at a time; all at once if they
@@ -279,7 +281,9 @@ SPARSETOPK_LOOP double solve_delta(const Distances& distances, double k, double 
     bool use_newton = newton > lo && newton < hi;
     const bool straight = ::fabs(step) * ::fabs(sums.slope - last_slope) < moved * sums.slope / 2;
     // What the block has, or should have, may be little beside k: then all of it would be within the tolerance.
-    const double most = smaller(size, larger(left * kind.prime(v), sums.mass));
+    double most = smaller(size, larger(left * kind.prime(v), sums.mass));
+    // And so may what it lacks, beside which a two-sided S is flat at its upper end.
+    if (Kind::zero < 0 && !Kind::kCheap) most = smaller(most, sums.inside - sums.mass);
     if (use_newton && straight && tells && ::fabs(value) <= tolerance * most) return newton;
     if (iteration % 4 == 3) {
       use_newton = use_newton && hi - lo <= width / 2;

@@ -197,10 +197,15 @@ def _compute(task: Task) -> str:
     return "float32" if narrow and task.dtype != "float64" else "float64"
 
 
-def _rounding(task: Task) -> float:
-    """Of y, to its dtype: twice, and where S(t) is cheap the core has t in float32 too."""
+def _of_cheap(task: Task) -> float:
+    """Of y, where S(t) is cheap: the core has t in float32 then, and its rounding grows with S."""
     cheap = task.dtype != "float64" and task.p in CHEAP
-    return 2 * EPS[task.dtype] + (2 * EPS["float32"] / (task.p - 1) if cheap else 0.0)
+    return 2 * EPS["float32"] / (task.p - 1) if cheap else 0.0
+
+
+def _rounding(task: Task) -> float:
+    """Of y, to its dtype: twice, and that of t."""
+    return 2 * EPS[task.dtype] + _of_cheap(task)
 
 
 def compare(task: Task, found: Found) -> tuple[Failure | None, int, int]:
@@ -254,10 +259,11 @@ def of_properties(task: Task, found: Found, bounds: Any) -> Failure | None:
     if task.kind in ("mask", "two-sided"):
         got = y.sum(-1, keepdims=True)
         # What docs/maths.md promises: roundings of k, and one of the range of t for every entry, as its
-        # t is rounded to that; in a path's own precision. And a rounding of every y to its dtype.
+        # t is rounded to that; in a path's own precision. And a rounding of every y to its dtype, and
+        # of its t where that is made in float32.
         n = rows.x.shape[1]
         slack = EPS[_compute(task)] * (ROUNDINGS * np.maximum(rows.k, 1.0) + n)
-        slack = slack + eps * rows.k + LEAST[task.dtype] * n
+        slack = slack + (eps + _of_cheap(task)) * rows.k + LEAST[task.dtype] * n
         wrong = ~(np.abs(got - rows.k) <= slack)
         if wrong.any():
             i = int(np.argwhere(wrong)[0, 0])

@@ -23,6 +23,11 @@ def _at_infinity(a, pivot, delta):
     return ((pivot == float("inf")) & (delta > 0))[:, None] & (a == float("inf"))
 
 
+@triton.jit
+def _added(values):
+    return tl.sum(values.to(tl.float64), 1)
+
+
 @triton.jit(do_not_specialize=["m", "chunks", "programs", "k_bits", "lam_bits"])
 def sums_kernel(
     x_ptr, g_ptr, starts_ptr, k_ptr, lam_ptr, state_ptr, table_ptr, m, n, chunks, programs, k_stride,
@@ -59,22 +64,18 @@ def sums_kernel(
         size += count_of(inside).to(tl.float64)
         taken += count_of(above).to(tl.float64)
         total += tl.sum(rho, 1).to(tl.float64)
-        of_g += tl.sum((rho * inner).to(tl.float64), 1)
-        sum_g += tl.sum(inner.to(tl.float64), 1)
+        of_g += _added(rho * inner)
+        sum_g += _added(inner)
         mass += tl.sum(tl.where(inside, y, 0.0), 1).to(tl.float64)
         # What a move of the mean, and of g, does to dlam.
-        moved_t += tl.sum(
-            (block_moves(rho, tl.full(at.shape, 1.0, D), none, used) * at).to(tl.float64), 1
-        )
-        moved_gt += tl.sum((block_moves(rho, inner, none, used) * at).to(tl.float64), 1)
+        moved_t += _added(block_moves(rho, tl.full(at.shape, 1.0, D), none, used) * at)
+        moved_gt += _added(block_moves(rho, inner, none, used) * at)
         only_t += tl.sum(at, 1).to(tl.float64)
         shared += tl.sum(tl.where(crowd, g, 0.0), 1).to(tl.float64)
         if OP == MAGNITUDE and not DEBIAS:
-            _, in_lam = lone_slopes(d, used, OP, E)
-            lone_g = in_lam * g
-            alone = selected(a, above, pivot)
-            of_lone += tl.sum(tl.where(alone, lone_g, 0.0).to(tl.float64), 1)
-            if_lone += tl.sum(tl.where(inside, lone_g, 0.0).to(tl.float64), 1)
+            lone_g = lone_slopes(d, used, OP, E)[1] * g
+            of_lone += _added(tl.where(selected(a, above, pivot), lone_g, 0.0))
+            if_lone += _added(tl.where(inside, lone_g, 0.0))
     report(table_ptr, row, 0, programs, size, _SUMS)
     report(table_ptr, row, 1, programs, taken, _SUMS)
     report(table_ptr, row, 2, programs, total, _SUMS)

@@ -295,9 +295,10 @@ def between(lo, hi):
 
 @triton.jit
 def next_float(x, by: tl.constexpr):
-    """The finite float after x, or (-1) before it."""
-    limit = largest(x.dtype)
-    return tl.minimum(tl.maximum(from_key(key(x) + by), -limit), limit)
+    """The finite float after x, or (-1) before it. Kept finite as a key, as what follows infinity is NaN,
+    which a minimum may pass on."""
+    most = tl.full(x.shape, largest(x.dtype), x.dtype)
+    return from_key(tl.minimum(tl.maximum(key(x) + by, key(-most)), key(most)))
 
 
 @triton.jit
