@@ -127,7 +127,9 @@ MATHS = [
         "shift = -self.totals([self._share() * held], linear=True)[0]",
         "shift = self.totals([self._share() * held], linear=True)[0]",
     ),
-    Mutation("sign: the cotangent of lam", "blocks.py", "= self.d * xp.clip(", "= -self.d * xp.clip("),
+    Mutation(
+        "sign: the cotangent of lam", "blocks.py", "= self.d * xp.clip(", "= -self.d * xp.clip("
+    ),
     Mutation(
         "bound: how many are fractional",
         "select.py",
