@@ -369,7 +369,7 @@ void LaneRows<Kind, T>::iterate() {
     F met = ((size <= asked_.tolerance * scale) & (close | (slope == 0))) | (size <= kEpsilon / 2 * scale);
     if constexpr (!kLinear<Kind>) {  // little that is left for the block counts as much, as S is not small with t
       V most = smaller_lanes(scale, larger_lanes(left, mass));
-      if (Kind::zero < 0) most = smaller_lanes(most, sums.size - mass);  // as little that it lacks does
+      if (Kind::zero < 0) most = smaller_lanes(most, slope);  // it is flat at both ends
       met = (size == 0) | ((size <= asked_.tolerance * most) & close & ((sums.size > 1) | ~asked_.is_whole()));
     }
     const F stuck = (room <= 4 * rounding) | (between & (absolute_lanes(newton - at) <= rounding));

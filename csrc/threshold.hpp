@@ -35,10 +35,9 @@ inline double clip(double t, double low, double high) {
 }
 
 struct Sums {
-  double mass = 0;    // sum of S(t) over the entries inside the block
-  double slope = 0;   // sum of S'(t) over them
-  double above = 0;   // how many entries are selected whole
-  double inside = 0;  // how many are in the block, where S is costly
+  double mass = 0;   // sum of S(t) over the entries inside the block
+  double slope = 0;  // sum of S'(t) over them
+  double above = 0;  // how many entries are selected whole
 };
 
 // Adds up over t[0 .. length) + delta; t has room to be filled up to full lanes.
@@ -83,14 +82,13 @@ SPARSETOPK_LOOP Sums add_up_inside(const double* t, std::size_t length, double d
     }
   std::uint32_t above = 0;
   for (std::size_t j = 0; j < length; ++j) above += t[j] > top - delta;
-  return {total(mass), total(slope), double(above), double(count)};
+  return {total(mass), total(slope), double(above)};
 }
 
 template <class Kind>
 void add_up(double* t, std::size_t length, double delta, double top, const Kind& kind, Sums& sums) {
   const Sums part = Kind::kCheap ? add_up_all(t, length, delta, top, kind) : add_up_inside(t, length, delta, top, kind);
-  sums.mass += part.mass, sums.slope += part.slope;
-  sums.above += part.above, sums.inside += part.inside;
+  sums.mass += part.mass, sums.slope += part.slope, sums.above += part.above;
 }
 
 // The undecided entries as distances to the pivot in units of lam, a tile at a time; all at once if they
@@ -282,8 +280,8 @@ SPARSETOPK_LOOP double solve_delta(const Distances& distances, double k, double 
     const bool straight = ::fabs(step) * ::fabs(sums.slope - last_slope) < moved * sums.slope / 2;
     // What the block has, or should have, may be little beside k: then all of it would be within the tolerance.
     double most = smaller(size, larger(left * kind.prime(v), sums.mass));
-    // And so may what it lacks, beside which a two-sided S is flat at its upper end.
-    if (Kind::zero < 0 && !Kind::kCheap) most = smaller(most, sums.inside - sums.mass);
+    // A two-sided S is flat at both ends: there may be little in its lower entries and little that its upper ones lack.
+    if (Kind::zero < 0) most = smaller(most, sums.slope);
     if (use_newton && straight && tells && ::fabs(value) <= tolerance * most) return newton;
     if (iteration % 4 == 3) {
       use_newton = use_newton && hi - lo <= width / 2;

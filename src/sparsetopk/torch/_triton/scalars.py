@@ -295,8 +295,7 @@ def between(lo, hi):
 
 @triton.jit
 def next_float(x, by: tl.constexpr):
-    """The finite float after x, or (-1) before it. It is a key that is kept finite: beyond infinity is NaN,
-    which a minimum may pass on."""
+    """The finite float after x, or (-1) before it. The key is kept finite: after infinity comes NaN."""
     most = tl.full(x.shape, largest(x.dtype), x.dtype)
     return from_key(tl.minimum(tl.maximum(key(x) + by, key(-most)), key(most)))
 
