@@ -258,7 +258,8 @@ def _find_pivot(a, k, frac, lam, inv, rows, lo, hi, v, small, OP: tl.constexpr, 
         short = ~narrow & (tl.abs(move) < step)
         target = v + tl.where(short, move + tl.where(value > 0, step, -step), move)
         use = (target > lo) & (target < hi) & (passes % 4 != 3) & (passes < _NEWTON_PASSES)
-        todo = todo & ~adjacent & ~(narrow & (tl.abs(newton) <= small))
+        near = small * v if OP == MAGNITUDE else small
+        todo = todo & ~adjacent & ~(narrow & (tl.abs(newton) <= near))
         v = tl.where(todo, tl.where(use, target, middle), v)
         passes += 1
     return v, lo, hi, last, passes
@@ -358,7 +359,8 @@ def search(a, k, frac, lam, rows, n, few, lo, hi, start, guess, OP: tl.constexpr
     """pivot and delta of the rows that are set, for lam > 0 and a threshold in [lo, hi] that is above 0
     where phi is even, from a start, and a guess of a_[k]; and how many passes it took.
 
-    ``few`` is k of all n entries: with a larger delta, n of them lose more digits than k has."""
+    ``few`` is k of all n entries: with a larger delta, n of them lose more digits than k has. (Of a
+    magnitude t is at most v where a mask has 1.)"""
     inv = 1.0 / lam
     if is_steep(OP, E):
         pivot, delta, passes = _relaxed_from_entries(a, k, frac, lam, inv, rows, n, guess, OP, E)
@@ -367,7 +369,7 @@ def search(a, k, frac, lam, rows, n, few, lo, hi, start, guess, OP: tl.constexpr
             a, k, frac, lam, inv, rows, lo, hi, start, 8.0 * few, OP, E
         )
         pivot, from_delta, to_delta, start = _delta_ends(a, v, lo, hi, newton, k, lam, inv, OP, E)
-        unit = tl.minimum(to_delta - from_delta, few)
+        unit = tl.minimum(to_delta - from_delta, few * pivot if OP == MAGNITUDE else few)
         delta, more = _find_delta(
             a, k, frac, lam, inv, rows, pivot, from_delta, to_delta, start, unit, OP, E
         )
