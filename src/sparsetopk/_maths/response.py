@@ -238,7 +238,9 @@ class Relaxed(NamedTuple):
         xp, split = self.xp, self.split
         y = self.blocks.y()
         if self.blocks.debias:
-            y = xp.where(split.above, self.entries(), xp.where(split.inside, y, 0.0))
+            # S(d) <= v but for rounding, by which y may be out of order.
+            over = xp.stop_gradient(xp.clip(y - self.entries(), 0.0, None))
+            y = xp.where(split.above, self.entries(), xp.where(split.inside, y - over, 0.0))
         y = xp.where(split.inside | split.above, y, 0.0)
         y = self.signed(self._shared(xp.astype(self.k.whole, y.dtype) + self.k.frac, y))
         if split.hard is not None:

@@ -168,7 +168,8 @@ class TwoSidedPNorm:
     def _slope_at(self, t: Array, y: Array) -> Array:
         """S'(t), given the smaller of S(t) and 1 - S(t)."""
         xp, e = self.xp, 2.0 - self.p
-        y = xp.clip(y, smallest(xp, t), 1.0)
+        # For p < 2 the slope is as small as y^e there, and only its own slope is unbounded.
+        y = xp.clip(y, smallest(xp, t) ** (2 if e > 0 else 1), 1.0)
         # y^-e + (1-y)^-e, with no number that could overflow
         low, high = (y**e, (1.0 - y) ** e) if e > 0 else ((1.0 - y) ** -e, y**-e)
         slope = (low * high if e > 0 else 1.0) / ((self.p - 1.0) * (low + high))

@@ -219,7 +219,7 @@ def relaxed_output(
     d = lone(a, lam, DEBIAS, OP, E)
     t, inner, _, inside, above, _ = split_entries(a, pivot, delta, lam, OP, E)
     if OP == MAGNITUDE and DEBIAS:
-        inner += lam[:, None] * t
+        inner = tl.minimum(inner + lam[:, None] * t, a)  # S(t) <= v but for rounding
     above = selected(a, above, pivot)
     y = tl.where(above, whole_output(a, d, DEBIAS, OP, E), tl.where(inside, inner, 0.0))
     crowd = tl.where(pivot == float("inf"), delta, 0.0)

@@ -198,9 +198,9 @@ def _lower_half(t, E: tl.constexpr):
         y = _lower_root(t, E)
         F: tl.constexpr = 1.0 - 1.0 / E  # 2 - p
         at = tl.maximum(y, least(t.dtype))
-        if F > 0.0:
-            low = power(at, F)
-            high = power(1.0 - at, F)
+        if F > 0.0:  # 0 at 0
+            low = power(y, F)
+            high = power(1.0 - y, F)
             slope = low * high * E / (low + high)
         else:
             slope = E / (power(1.0 - at, -F) + power(at, -F))
