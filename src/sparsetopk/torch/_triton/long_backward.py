@@ -188,8 +188,7 @@ def spread_kernel(
         alone = alone.to(D)
     else:
         whole = hard
-        dk = 0.0 * lam
-        dlam = dk
+        dk, dlam = 0.0 * lam, 0.0 * lam
     limit = largest(T)
     for chunk in range(tl.program_id(0), chunks, programs):
         pointers, index, there = place(x_ptr, starts_ptr, row, chunk, n, T, TABLE, CHUNK)
