@@ -18,7 +18,7 @@ LAUNCHES = {
     "topk_mask p=2.00 False": 150,
     "topk_mask p=1.50 False": 750,
     "topk_mask p=1.50 True": 870,
-    "topk_mag p=2.0": 1300,
+    "topk_mag p=2.0": 1310,
     "topk_sign": 170,
     "topk_select": 190,
     "topk_select straight through": 400,

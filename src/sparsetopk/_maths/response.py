@@ -240,7 +240,7 @@ class Relaxed(NamedTuple):
         if self.blocks.debias:
             # S(d) <= v but for rounding, by which y may be out of order.
             over = xp.stop_gradient(xp.clip(y - self.entries(), 0.0, None))
-            y = xp.where(split.above, self.entries(), xp.where(split.inside, y - over, 0.0))
+            y = xp.where(split.above, self.entries(), y - over)
         y = xp.where(split.inside | split.above, y, 0.0)
         y = self.signed(self._shared(xp.astype(self.k.whole, y.dtype) + self.k.frac, y))
         if split.hard is not None:

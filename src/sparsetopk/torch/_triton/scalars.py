@@ -197,12 +197,13 @@ def _lower_half(t, E: tl.constexpr):
     else:
         y = _lower_root(t, E)
         F: tl.constexpr = 1.0 - 1.0 / E  # 2 - p
-        at = tl.maximum(y, least(t.dtype))
-        if F > 0.0:  # 0 at 0
-            low = power(y, F)
-            high = power(1.0 - y, F)
+        if F > 0.0:  # 0 at 0, but for so little that no gradient has it
+            at = tl.maximum(y, tiny(t.dtype))
+            low = power(at, F)
+            high = power(1.0 - at, F)
             slope = low * high * E / (low + high)
         else:
+            at = tl.maximum(y, least(t.dtype))
             slope = E / (power(1.0 - at, -F) + power(at, -F))
     return y, slope
 
