@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -106,6 +107,8 @@ def main() -> None:
         print(f"final loss {value:.6f}, {100 * share:.3f} % zeros of {count:,d} weights")
     if world > 1:
         dist.destroy_process_group()
+        # A thread of gloo lets go of the last tensor, for which Python must still be there.
+        time.sleep(0.2)
 
 
 def _zeros(w: Tensor) -> Tensor:

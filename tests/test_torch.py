@@ -370,6 +370,27 @@ def test_order_statistics():
             torch.testing.assert_close(got, s[:, i - 1 : i], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("op", [MASK, SIGN, MAGNITUDE])
+@pytest.mark.parametrize("p", [1.05, 1.1, 1.3])
+def test_thresholds_with_k_just_over_a_whole_number(op, p):
+    """What is left for the block is less than the rounding of those that are whole, and S so flat that
+    the threshold is far from where they become it."""
+    rng = np.random.default_rng(6)
+    for n in (3, 9, 40):
+        x = torch.from_numpy(rng.normal(size=(3000, n))).half().float()
+        k = rng.integers(1, n - 1, size=(3000, 1)) + 2.0 ** -rng.integers(10, 22, size=(3000, 1))
+        k = torch.from_numpy(k).float()
+        lam = torch.from_numpy(2.0 ** rng.integers(-3, 3, size=(3000, 1))).float()
+
+        def threshold(dtype, x=x, k=k, lam=lam):
+            rows = (v.to(dtype) for v in (x, k, lam))
+            pivot, delta = vectorized.state_of(*rows, op, check_exponent(p)).double().split(1, -1)
+            return pivot / lam.double() - delta
+
+        error = (threshold(torch.float32) - threshold(F64)).abs().nan_to_num(0.0)
+        assert float(error.max()) < 2e-4
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_dtypes(case: Case, dtype):

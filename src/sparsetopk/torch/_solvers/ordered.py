@@ -151,8 +151,10 @@ class _Rows:
         """The next u, and the residual at this one."""
         rounding = 4.0 * self._eps * self.operator.exponent
         z, slope, over = self._responses(u)
-        above = over > rounding
-        taken, reached = _number(above), _number(over >= -rounding)
+        above, near = over > rounding, over >= -rounding
+        if self.operator.exponent > 3.0 and self.operator.op != TWO_SIDED:
+            above = self._whole(z, above, near)
+        taken, reached = _number(above), _number(near)
         mass = _sum(z.clamp(max=1.0).masked_fill_(above, 0.0))
         slopes = slope.masked_fill_(above, 0.0)
         left = (self.whole - taken).to(mass.dtype) + self.frac
@@ -169,6 +171,13 @@ class _Rows:
         kink = self._next_kink(below, taken, reached)
         other = torch.where((kink > lo) & (kink < hi), kink, self._middle(bracket))
         return torch.where(within, target, other), bracket, value.abs()
+
+    def _whole(self, z: Tensor, above: Tensor, near: Tensor) -> Tensor:
+        """Entries that are whole: also those that are so within rounding, where the others have less
+        than these leave. For p next to 1, S is so flat that it may be less than the rounding of 1, and
+        the root as far away as S is wide."""
+        left = (self.whole - _number(near)).to(z.dtype) + self.frac
+        return torch.where(_sum(z.masked_fill(near, 0.0)) < left, near, above)
 
     def _newton(self, u: Tensor, mass: Tensor, left: Tensor, slopes: Tensor) -> Tensor:
         e, slope = 1.0 / self.operator.exponent, _sum(slopes)
@@ -239,7 +248,7 @@ class _Straight(_Rows):
         like: dict[str, Any] = {"dtype": self.r.dtype, "device": self.r.device}
         h = width / cells
         ends = torch.linspace(h - width, width, 2 * cells, **like).expand(m, -1).contiguous()
-        more = (self.rest - torch.searchsorted(self.r, ends)).to(self.r.dtype)
+        more = (self.rest - torch.searchsorted(self.r.contiguous(), ends)).to(self.r.dtype)
         t = torch.linspace(reg.zero - width, 1.0 + width, 3 * cells + 1, **like)
         table = reg.response(t.clamp(reg.zero, 1.0)).diff().unfold(0, 2 * cells, 1)
         below = _sum(more @ table.T <= self.frac, self.r.dtype)
