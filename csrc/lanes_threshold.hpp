@@ -384,7 +384,8 @@ void LaneRows<Kind, T>::iterate() {
     const F alone = asked_.is_whole() & ((kLinear<Kind> ? slope : sums.size) == 1) & (value != 0) & (size < 1);
     const F edge = !kMagnitude ? alone & (over > lo) & (over < hi) : F{};
     const F was_there = edge & ((over - lo < 2 * beyond) | (hi - over < 2 * beyond));
-    at = stops & close & between ? (edge ? over : newton) : at;
+    // Rounding may put the root just outside of what little is left between the ends: then it is that end.
+    at = stops & close ? (edge & between ? over : clip_lanes(newton, lo, hi)) : at;
     done |= stops;
     if (bits_of(~done) == 0) break;
 

@@ -367,12 +367,10 @@ PATHS: dict[str, dict[str, Path]] = {
         "many tensors": Path(by_many_tensors, ALL, MAGNITUDES, most=1 << 11),
         "processes": Path(by_processes, WIDE, most=1 << 12),
         "graph": Path(by_graph, WIDE, few=True),
-        "triton": Path(by_triton, ("float32",), few=True, most=1 << 12, narrow=True),
-        "triton in chunks": Path(
-            by_triton_in_chunks, ("float32",), few=True, most=1 << 9, narrow=True
-        ),
+        "triton": Path(by_triton, ("float32",), most=1 << 12, narrow=True),
+        "triton in chunks": Path(by_triton_in_chunks, ("float32",), most=1 << 7, narrow=True),
         "triton of many tensors": Path(
-            by_triton_of_many_tensors, ("float32",), MAGNITUDES, few=True, most=1 << 9, narrow=True
+            by_triton_of_many_tensors, ("float32",), MAGNITUDES, most=1 << 7, narrow=True
         ),
     },
     "jax": {
