@@ -50,7 +50,8 @@ def pool(rows: Sorted) -> Pooled:
     blocks = Pooled(rows.s, alone, rows.reg.xp.ones_like(rows.s, dtype=bool))
     n = rows.s.shape[-1]
     pieces = -(-n // _PIECE)
-    length = -(-n // pieces)
+    # Where rows of any length are exported, n is no number, and all pieces have the full length.
+    length = -(-n // pieces) if isinstance(n, int) else _PIECE
     blocks = _merge_all(rows, blocks, (pieces, length, 1))
     return blocks if pieces == 1 else _merge_all(rows, blocks, (1, pieces, length))
 
@@ -69,7 +70,7 @@ def _merge_all(rows: Sorted, blocks: Pooled, shape: tuple[int, int, int]) -> Poo
     pieces = rows._replace(s=split(rows.s), w=split(rows.w), lam=rows.lam[..., None, None])
     # At an infinite delta, padding is pooled with nothing.
     blocks = Pooled(split(blocks.origin), split(blocks.delta, xp.inf), split(blocks.start))
-    levels = (shape[1] - 1).bit_length()
+    levels = xp.bit_length(shape[1] - 1)
     blocks = xp.repeat(levels, lambda level, at: _merge(pieces, at, level), blocks)
     return Pooled(*(join(values) for values in blocks))
 

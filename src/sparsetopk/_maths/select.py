@@ -55,9 +55,9 @@ class Window(NamedTuple):
     k: Count
 
     @classmethod
-    def of(cls, xp: Any, s: Array, n: int, k: Count, fractional: int) -> Window:
-        """From the largest entries s of rows of length n in decreasing order, enough of them."""
-        length = min(n, 2 * fractional + 2, s.shape[-1])
+    def of(cls, xp: Any, s: Array, k: Count, fractional: int) -> Window:
+        """From the largest entries s of rows in decreasing order, enough of them."""
+        length = xp.shorter(s.shape[-1], 2 * fractional + 2)
         last = k.whole + (k.frac > 0)
         first = xp.clip(last - fractional - 1, 0, s.shape[-1] - length)
         at = first + xp.index(s[..., :length])

@@ -132,6 +132,13 @@ def while_loop(
     return state
 
 
+def bit_length(n: int) -> int:
+    return n.bit_length()
+
+
+shorter = min
+
+
 def repeat(count: int, step: Callable[[int, Any], Any], state: Any, when: Any | None = None) -> Any:
     for i in range(count):
         state = step(i, state)

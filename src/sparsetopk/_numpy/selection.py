@@ -226,7 +226,7 @@ def choose_lam(
     data = np.where(invalid, 0.0, np.abs(rows.data) if magnitude else rows.data)
     s = -np.sort(-data, axis=-1)
     with xp.quiet():
-        window = Window.of(xp, s, rows.n, xp.split(problem.k), fractional)
+        window = Window.of(xp, s, xp.split(problem.k), fractional)
         inside = replace(rows, data=window.s)
 
         def relax(lam: Array) -> Relaxed:

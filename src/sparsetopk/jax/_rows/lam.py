@@ -29,9 +29,9 @@ def _choose_in_xla(
 ) -> tuple[Array]:
     k, n, even = Count(whole, frac), x.shape[-1], operator.phi(xp).even
     a = jnp.abs(x) if even else x
-    count = n if most is None else min(n, most + fractional + 1)
+    count = n if most is None else xp.shorter(n, most + fractional + 1)
     s = lax.top_k(jnp.where(jnp.isnan(a), 0.0, a), count)[0]
-    window = Window.of(xp, s, n, k, fractional)
+    window = Window.of(xp, s, k, fractional)
     setting = TopKSetting(operator, False)
 
     def relax(lam: Array) -> Relaxed:

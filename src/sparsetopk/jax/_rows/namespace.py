@@ -97,8 +97,18 @@ def while_loop(
     return lax.while_loop(going, move, (jnp.int32(0), state))[1]
 
 
+def bit_length(n: Any) -> Any:
+    """Of an array where n is not known until an exported program runs."""
+    if isinstance(n, int):
+        return n.bit_length()
+    return 32 - lax.clz(jnp.asarray(n, dtype=jnp.int32))
+
+
+shorter: Callable[[Any, Any], Any] = jax.core.min_dim
+
+
 def repeat(
-    count: int, step: Callable[[Any, Any], Any], state: Any, when: Array | None = None
+    count: Any, step: Callable[[Any, Any], Any], state: Any, when: Array | None = None
 ) -> Any:
     """``when`` says for which rows that is of use: where for none, it is not done."""
     times = count if when is None else jnp.where(when.any(), count, 0)

@@ -415,7 +415,7 @@ def _choose(
         s = x.sort(dim=-1, descending=True).values
     else:
         s = x.topk(min(rows.n, math.ceil(most) + fractional + 1)).values
-    window = Window.of(LOOKS_ALWAYS, s, rows.n, split(k), fractional)
+    window = Window.of(LOOKS_ALWAYS, s, split(k), fractional)
     inside = window.k.whole.to(k.dtype) + window.k.frac
     data = window.s.to(k.dtype)
 

@@ -132,6 +132,8 @@ class Namespace:
             state = step(torch.tensor(i, device=state[0].device), state)
         return state
 
+    shorter = staticmethod(min)
+
     @staticmethod
     def repeat(
         count: int, step: Callable[[int, Any], Any], state: Any, when: Tensor | None = None
