@@ -195,7 +195,8 @@ def test_straight_through_slots_of_the_core_are_those_of_xla_operations(magnitud
     x[5, :19] = 0.0 if magnitude else -np.inf
     k = np.resize([3.0, 4.5, 0.0, 6.0, 1.0], (40, 1)).astype(np.float32)
     k[9], k[10] = 8.0, 30.0
-    lam = np.resize([0.3, 2.0, 0.0, 9.0], (40, 1)).astype(np.float32)
+    # With 9 the threshold of a rounded row may be an entry to the last bit, and rounding decides.
+    lam = np.resize([0.3, 2.0, 0.0, 8.7], (40, 1)).astype(np.float32)
     options = {"magnitude": magnitude, "capacity": 7, "straight_through": True}
 
     @jax.jit
@@ -233,21 +234,27 @@ def test_labels_that_are_none():
         np.testing.assert_allclose(inside, st.topk_loss(X, y, 3, completion=completion), rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "most"),
-    [("topk_mask", 1.1), ("topk", 1.1), ("topk_loss", 1.1), ("soft_rank", 3.1), ("soft_sort", 4.3)],
-)
-def test_what_a_backward_keeps(name, most):
-    """In units of x: softmax keeps 1. Of rows by blocks these are kept too."""
-    f = getattr(st, name)
-    call = {
-        "topk_loss": lambda x: f(x, jnp.zeros(64, int), 3),
-        "soft_rank": lambda x: f(x, 0.1),
-        "soft_sort": lambda x: f(x, 0.1),
-    }.get(name, lambda x: f(x, 10, 0.1))
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 500)), jnp.float32)
-    kept = jax.tree.leaves(jax.vjp(call, x)[1])
-    assert sum(v.nbytes for v in kept if hasattr(v, "nbytes")) <= most * x.nbytes
+KEPT = {
+    "topk_mask": (lambda x: st.topk_mask(x, 10, 0.1), 1),
+    "topk": (lambda x: st.topk(x, 10, 0.1), 1),
+    "straight through": (lambda x: st.topk_mag(x, 10, 0.1, straight_through=True), 1),
+    "topk_loss": (lambda x: st.topk_loss(x, jnp.zeros(64, int), 3), 1),
+    # and in float32 what the solver found of the blocks
+    "soft_rank": (lambda x: st.soft_rank(x, 0.1), (1, 2)),
+    "soft_sort": (lambda x: st.soft_sort(x, 0.1), (1, 3)),
+}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("name", KEPT)
+def test_what_a_backward_keeps(name, dtype):
+    """In units of x: softmax keeps 1."""
+    f, most = KEPT[name]
+    of_x, of_blocks = most if isinstance(most, tuple) else (most, 0)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 500)), dtype)
+    kept = jax.tree.leaves(jax.vjp(jax.jit(f), x)[1])
+    size = sum(v.nbytes for v in kept if hasattr(v, "nbytes"))
+    assert size <= 1.1 * of_x * x.nbytes + 4 * of_blocks * x.size
 
 
 HARD = np.array(

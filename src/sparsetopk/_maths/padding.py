@@ -28,7 +28,12 @@ class Sorting(NamedTuple):
 
     rho: Array
     w: Array
-    there: Array  # places that an entry takes: the first ones
+    there: Array  # places that an entry takes
+
+
+def places(xp: Any, x: Array) -> Array:
+    """Those that an entry of sorted rows takes: the first ones."""
+    return xp.index(x) < xp.total(x != -xp.inf)
 
 
 def sorting(xp: Any, x: Array, lam: Array, exponent: float, descending: bool) -> Sorting:
@@ -36,7 +41,7 @@ def sorting(xp: Any, x: Array, lam: Array, exponent: float, descending: bool) ->
     padded = x == -xp.inf
     size = _finite(xp, xp.largest(xp.where(padded, 0.0, xp.abs(xp.stop_gradient(x)))))
     low = _bounded(xp, -2.0 * size - 1.0)
-    there = xp.index(x) < xp.total(~padded)
+    there = places(xp, x)
     place = xp.astype(xp.index(x), x.dtype)
     rho = _length(xp, x) - place if descending else place + 1.0
     apart = _inverse_response(xp, size, exponent) + _inverse_response(xp, -low, exponent)

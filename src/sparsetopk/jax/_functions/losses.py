@@ -390,7 +390,9 @@ def _(at: Sequence[Array], tangents: Sequence[Any], **static: Any) -> Any:
     loss, slope = _label_loss(*at, **static)
     x, whole, frac, lam, labels = at
     dtype, setting = loss.dtype, static["of_value"]
-    moved = tangent_sum(slope.astype(dtype) * dx.astype(dtype))
+    # A backward keeps the slope in the dtype of x.
+    inner = jax.checkpoint(lambda *at: tangent_sum(at[0].astype(dtype) * at[1].astype(dtype)))
+    moved = inner(slope, dx)
     _, dy = jax.jvp(lambda x: solve_topk(x, whole, frac, lam, setting).y, (x,), (dx,))
     return (loss, slope), (moved, jnp.where(labels == static["ignored"], 0.0, dy).astype(x.dtype))
 

@@ -150,9 +150,18 @@ class _Call(NamedTuple):
 
 
 def straight(hard: Array, relaxed: Array) -> Array:
-    """The value of one and the derivative of the other, also beside infinities."""
-    hard = lax.stop_gradient(hard)
-    return jnp.where(jnp.isinf(hard), hard, hard + (relaxed - lax.stop_gradient(relaxed)))
+    """The value of one and the derivative of the other; NaN where either is."""
+    return _straight(lax.stop_gradient(hard), relaxed)
+
+
+@jax.custom_jvp
+def _straight(hard: Array, relaxed: Array) -> Array:
+    return jnp.where(jnp.isnan(relaxed), relaxed, hard)
+
+
+@_straight.defjvp
+def _straight_jvp(at: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    return _straight(*at), tangents[1]
 
 
 def _times(x: Array, mask: Array) -> Array:

@@ -81,20 +81,20 @@ def _sorted(
 ) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
     lam = rows.per_row(lam)
-    data = rows.data.astype(lam.dtype)
 
     # What is looked up in x again keeps nothing else.
     @jax.checkpoint
-    def problem(x: Array, lam: Array) -> padding.Sorting:
-        return padding.sorting(xp, x, lam, setting.exponent, descending)
+    def problem(x: Array, lam: Array) -> tuple[Array, Array]:
+        return padding.sorting(xp, x.astype(lam.dtype), lam, setting.exponent, descending)[:2]
 
     @jax.checkpoint
-    def padded(y: Array, there: Array, first: Array) -> Array:
+    def padded(y: Array, x: Array, first: Array) -> Array:
+        there = padding.places(xp, x)
         return jnp.where(there | jnp.isnan(first), y, -jnp.inf)  # a row that is NaN stays one
 
-    rho, w, there = problem(data, lam)
+    rho, w = problem(rows.data, lam)
     y, residual = y_of(rho, w, lam, setting)
-    y = padded(y, there, jax.lax.stop_gradient(y[..., :1]))
+    y = padded(y, rows.data, jax.lax.stop_gradient(y[..., :1]))
     return rows.restore(y), rows.unflatten(residual)
 
 
@@ -107,9 +107,9 @@ def _ranked(
 
     @jax.checkpoint  # what is looked up in x again keeps nothing else
     def objective(x: Array, lam: Array) -> Array:
-        return padding.ranking(xp, x, lam, setting.exponent, descending)
+        return padding.ranking(xp, x.astype(lam.dtype), lam, setting.exponent, descending)
 
-    z = objective(rows.data.astype(lam.dtype), lam)
+    z = objective(rows.data, lam)
     y, residual = y_of(z, _rho(rows), lam, setting)
     return rows.restore(y), rows.unflatten(residual)
 
