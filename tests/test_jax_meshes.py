@@ -171,6 +171,21 @@ def test_explicit_axes():
 
 
 @pytest.mark.slow
+def test_a_row_that_is_sharded_over_automatic_axes():
+    """Nobody knows while tracing that it is: XLA gathers it, and results are those of one device."""
+    run(
+        """
+        names = "topk_mag", "soft_sort", "topk_loss, spread", "expert_choice", "token_choice"
+        every = lambda x: {name: both(OPERATORS[name])(x) for name in names}
+        across = jax.device_put(x, NamedSharding(mesh(AxisType.Auto), P(None, "a", "b")))
+        found, expected = jax.jit(every)(across), jax.jit(every)(x)
+        for name in names:
+            close(found[name], expected[name], name)
+        """
+    )
+
+
+@pytest.mark.slow
 def test_sharded_parameters_are_pruned_where_they_are():
     """Together, with axes of every kind: numbers are added up, and no weight moves."""
     run(
