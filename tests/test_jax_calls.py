@@ -32,6 +32,25 @@ OPERATORS = {
     "choose_lam": lambda x: st.choose_lam(x, 5),
     "expert_choice": lambda x: st.expert_choice(x, 2, 0.3, capacity=3, normalize=True).weights,
     "token_choice": lambda x: st.token_choice(x, 5, 0.3, capacity=3, normalize=True).weights,
+    "expert_choice, masked": lambda x: (
+        st.expert_choice(
+            x, 2, np.float32(0.3), capacity=3, mask=X[..., 0] > -1, select_on="gates"
+        ).weights
+    ),
+    "token_choice, noisy": lambda x: (
+        st.token_choice(x, 5, 0.3, mask=X[..., 0] > -1, noise=0.1, key=jax.random.key(0))
+        .combine(x[:, None] * jnp.ones((1, 12, 1, 1), x.dtype), 4)
+        .astype(x.dtype)
+    ),
+    "dispatch": lambda x: st.expert_choice(x, 2, 0.3, capacity=3).dispatch(x),
+    "select_tokens": lambda x: st.select_tokens(x, x[..., 0], 2, where=X[0, :, 0] > -9).tokens,
+    "topk_attention": lambda x: st.topk_attention(
+        *[x[:, :, None]] * 3, x, x, 2, is_causal=True, where=X[..., 0] > -9
+    ),
+    "largest=False": lambda x: st.topk_mask(x, 2, 0.3, largest=False, where=X[0] > -1, axis=None),
+    "losses": lambda x: st.topk_loss(
+        x, LABELS, 3, label_smoothing=0.1, weight=np.ones(12, np.float32)
+    ),
     "prune_params": lambda x: st.prune_params({"a": x, "b": x}, 0.1, 0.1, scope="global")["a"],
 }
 

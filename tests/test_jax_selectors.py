@@ -116,6 +116,16 @@ def test_what_is_selected_has_the_weight_1_to_the_last_bit():
             ValueError,
             r"backward_k must be in \[1, 3\]",
         ),
+        (
+            lambda: st.topk_attention(*[draw(2, 5, 3, 4)] * 4, draw(2, 5, 4), 2),
+            ValueError,
+            r"index_query must have shape \[batch, L, index_dim\]",
+        ),
+        (
+            lambda: st.topk_attention(*[draw(2, 5, 3, 4)] * 3, draw(2, 5, 4), draw(2, 4, 4), 2),
+            ValueError,
+            r"index_key must have .* of key, \(2, 5\), got \(2, 4, 4\)",
+        ),
     ],
 )
 def test_wrong_arguments(call, error, message):

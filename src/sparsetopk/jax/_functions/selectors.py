@@ -16,6 +16,7 @@ from jax import Array, lax
 from ..._checks import check_positive_int
 from ..._maths.select import check_slots, default_capacity
 from .._rows.arguments import Number, check_float_array, is_hard
+from .._rows.promotion import promoting
 from .operators import topk_mask
 
 
@@ -28,6 +29,7 @@ class SelectedTokens(NamedTuple):
     selected: Array  # whether a slot is of the k
 
 
+@promoting
 def select_tokens(
     x: Array,
     scores: Array,
@@ -69,6 +71,7 @@ def select_tokens(
     )
 
 
+@promoting
 def topk_attention(
     query: Array,
     key: Array,
@@ -97,11 +100,7 @@ def topk_attention(
     >>> topk_attention(q, q, q, q[:, :, 0], q[:, :, 0], k=2).shape
     (1, 3, 2, 4)
     """
-    check_float_array("query", query)
-    a, b = (
-        check_float_array(*each)
-        for each in (("index_query", index_query), ("index_key", index_key))
-    )
+    a, b = _of_index("query", query, index_query), _of_index("key", key, index_key)
     slots = _slots(k, b.shape[1], lam, capacity)
     a = a / math.sqrt(a.shape[-1])
     at, allowed = _candidates(*lax.stop_gradient((a, b)), slots, is_causal, where, chunk)
@@ -113,6 +112,18 @@ def topk_attention(
     # At least 1, but for queries that see no key.
     total = jnp.maximum(weights.sum(axis=-1, keepdims=True), 0.5)
     return jnp.einsum("bqhs,bqshd->bqhd", weights / total, _rows_at(value, at))
+
+
+def _of_index(name: str, x: object, index: object) -> Array:
+    """The checked index vectors beside the queries or the keys."""
+    shape = check_float_array(name, x).shape[:2]
+    found = check_float_array(f"index_{name}", index)
+    if found.ndim != 3 or found.shape[:2] != shape:
+        raise ValueError(
+            f"index_{name} must have shape [batch, L, index_dim] with batch and L of {name}, "
+            f"{shape}, got {found.shape}"
+        )
+    return found
 
 
 def _exp(logits: Array, selected: Array) -> Array:
