@@ -42,8 +42,14 @@ LAM = 0.1
 
 
 def best(contestants: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Minimum time of each in milliseconds, over rounds in which all of them take their turn."""
+    """Minimum time of each in milliseconds, over rounds in which all of them take their turn.
+
+    Each is called once before: the first backward of a process imports a part of torch for seconds,
+    which would leave the time for a single round, on fresh memory.
+    """
     times = dict.fromkeys(contestants, float("inf"))
+    for f in contestants.values():
+        f()
     end = time.perf_counter() + seconds * len(contestants)
     while time.perf_counter() < end:
         for name, f in contestants.items():

@@ -62,7 +62,7 @@ void for_rows(const Problem& problem, Run run) {
   const bool shared = problem.threads > 1 && problem.rows >= problem.threads;
   if (shared) inner.threads = 1;
   const std::size_t at_least = (kGrain + problem.n - 1) / problem.n;
-  const std::size_t even = shared ? (problem.rows + 4 * problem.threads - 1) / (4 * problem.threads) : 1;
+  const std::size_t even = shared ? (problem.rows + 16 * problem.threads - 1) / (16 * problem.threads) : 1;
   const std::size_t chunk = at_least > even ? at_least : even;
   struct Call {
     const Problem& problem;

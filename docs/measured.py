@@ -101,6 +101,26 @@ One thread, float32, k of n entries of N(0, 1), lam = 0.1, p = 2. `torch.topk` i
 """
 
 
+LIMITS = """## What limits them
+
+Measured by scripts on the same machine, while others used its memory: ratios of one run each.
+
+- Two threads: a thread that sleeps takes tens of microseconds to wake, so those of the core look
+  for work for a short while before they sleep. The core alone, called again at once, is 1.5 to 1.7
+  times as fast forward on two threads (1.4 to 1.7 when they slept) and 1.7 to 2.0 times backward
+  (1.4 to 1.7), at 128 x 4,096, 16 x 65,536 and 1 x 1M. Two processes with half of the rows each do
+  1.8 to 2.1 times what one does. In torch the rest of a call is on one thread: at 128 x 4,096 a
+  third of forward and backward is outside the core, three times as long as on one short row; that
+  Python and autograd are not in the caches any more, after all these entries, is the likely reason.
+- Backward of one row of a million: to compare all of x and to clear all of dx, and nothing else,
+  takes 1.13 copies of x. Its 22,000 entries that have a derivative lie in about a third of the
+  cache lines of the cotangent, which must be read as well: by that some 1.3 copies are the least.
+- A call on one short row: of 70 microseconds forward and backward, an autograd function that does
+  nothing takes 27. Of 11 without a backward the core takes 2.4 with its binding, and allocating the
+  output 0.9; most of the rest are checks.
+"""
+
+
 def benchmarks():
     torch, jax, scale, history = (
         json.loads((BENCHMARKS / f"{name}.json").read_text())
@@ -208,6 +228,7 @@ def of_torch(content):
         "## Threads",
         "How many times as fast two threads are as one.",
         table(threads),
+        LIMITS,
         "## Selection",
         "`topk_select` against `torch.topk` with a gather, forward, in milliseconds.",
         table(selected),

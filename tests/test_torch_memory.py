@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch.utils.checkpoint
 import sparsetopk.torch as st
 from sparsetopk.torch._fused import kernels
 from sparsetopk.torch._fused import rows as fused
+from sparsetopk.torch._rows.arguments import is_simple
 
 F64 = torch.float64
 
@@ -82,6 +84,56 @@ def test_an_address_is_that_of_what_the_core_expects(t):
     assert kernels.address(good, torch.float32, 4) == good.data_ptr()
     with pytest.raises(ValueError, match=r"4 numbers of torch\.float32"):
         kernels.address(t, torch.float32, 4)
+
+
+SIMPLE = gaussian(3, 8)
+_SHRUNK = gaussian(3, 8)
+_SHRUNK.untyped_storage().resize_(40)
+with warnings.catch_warnings(action="ignore"):  # both are in beta
+    _CSR, _NESTED = SIMPLE.to_sparse_csr(), torch.nested.nested_tensor([*SIMPLE])
+NOT_SIMPLE = {
+    "list": ([1.0, 2.0], 1, 0.1, -1),
+    "subclass": (SIMPLE.as_subclass(type("Own", (torch.Tensor,), {})), 1, 0.1, -1),
+    "meta": (SIMPLE.to("meta"), 1, 0.1, -1),
+    "sparse": (SIMPLE.to_sparse(), 1, 0.1, -1),
+    "csr": (_CSR, 1, 0.1, -1),
+    "nested": (_NESTED, 1, 0.1, -1),
+    "negative": (torch.complex(SIMPLE, SIMPLE).conj().imag[:1, :1], 1, 0.1, -1),
+    "zeros never written": (torch._efficientzerotensor((3, 8)), 1, 0.1, -1),
+    "strides": (SIMPLE.T, 1, 0.1, -1),
+    "shrunk": (_SHRUNK, 1, 0.1, -1),
+    "integers": (torch.ones(3, 8, dtype=torch.int32), 1, 0.1, -1),
+    "scalar": (torch.tensor(1.0), 1, 0.1, -1),
+    "empty": (torch.empty(3, 0), 0, 0.1, -1),
+    "another dim": (SIMPLE, 1, 0.1, 0),
+    "no dim": (SIMPLE, 1, 0.1, None),
+    "k of tensors": (SIMPLE, torch.tensor(1.0), 0.1, -1),
+    "k a bool": (SIMPLE, True, 0.1, -1),
+    "k too large": (SIMPLE, 8.5, 0.1, -1),
+    "k NaN": (SIMPLE, float("nan"), 0.1, -1),
+    "hard": (SIMPLE, 1, 0.0, -1),
+    "lam infinite": (SIMPLE, 1, float("inf"), -1),
+    "lam a string": (SIMPLE, 1, "0.1", -1),
+}
+
+
+@pytest.mark.parametrize("given", NOT_SIMPLE.values(), ids=NOT_SIMPLE)
+def test_whatever_has_to_be_checked_is_not_simple(given):
+    assert not is_simple(*given)
+
+
+def test_most_calls_are_simple():
+    live = SIMPLE.clone().requires_grad_()
+    for x in (SIMPLE, live, torch.nn.Parameter(SIMPLE), SIMPLE.to(torch.bfloat16), live * 2):
+        assert is_simple(x, 1, 0.1, -1)
+    with torch.autograd.forward_ad.dual_level():
+        assert not is_simple(SIMPLE, 1, 0.1, -1)
+    torch.func.vmap(lambda x: (assert_not_simple(x), x)[1])(SIMPLE)
+
+
+def assert_not_simple(x):
+    assert not is_simple(x, 1, 0.1, -1)
+    assert not is_simple(SIMPLE, 1, 0.1, -1)  # a transform is at work
 
 
 @call

@@ -33,7 +33,7 @@ class Operator(NamedTuple):
         # take numbers at the top of a module for variables.
         if self.op == TWO_SIDED:
             return 0.999 / 19 <= self.exponent <= 20.001
-        return self.op in (MASK, MAGNITUDE, SIGN)
+        return self.op != EXP
 
     @property
     def p(self) -> float:

@@ -40,6 +40,7 @@ from .._rows.arguments import (
     check_dim,
     check_float_tensor,
     check_k_and_lam,
+    is_simple,
     over_dims,
     without_entries,
 )
@@ -83,6 +84,12 @@ def _operator(x: Tensor, call: _Call, straight_through: bool, largest: bool = Tr
 def _by_route(x: Tensor, call: _Call) -> Tensor:
     """With its arguments checked."""
     k, lam, operator, dim, group, times_x, solver, options = call
+    exact = solver == "threshold" and options is None
+    if exact and group is None and is_simple(x, k, lam, dim):
+        k, lam, rows = float(k), float(lam), Rows("x", x, x.ndim - 1, True)
+        if fused.takes(rows, k, lam, operator) and not on_gpu.takes(rows, operator):
+            y = fused.evaluate(rows, k, lam, operator)
+            return times_finite(x, y) if times_x else y
     if hasattr(x, "placements"):  # a DTensor, as nothing else is
         return _on_shards(x, call)
     rows = Rows.of("x", x, dim)
@@ -91,7 +98,7 @@ def _by_route(x: Tensor, call: _Call) -> Tensor:
         y = sharded.evaluate(rows, k, lam, operator, shared)
         return times(x, y) if times_x else y
     check_k_and_lam(rows, k, lam)
-    if solver != "threshold" or options is not None:
+    if not exact:
         check_solver(solver, ("threshold", "pav", "dykstra"), options, operator)
     if x.numel() == 0:
         return without_entries(x, k, lam)

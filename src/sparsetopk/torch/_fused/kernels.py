@@ -81,7 +81,9 @@ def has(operator: Operator) -> bool:
 
 def forward(x: Tensor, k: Numbers, lam: Numbers, operator: Operator) -> tuple[Tensor, Tensor]:
     """The output, and the state (m, 2)."""
-    state = x.new_empty((x.numel() // x.shape[-1], 2), dtype=torch.float64)
+    state = k.keeper.new_empty(
+        x.numel() // x.shape[-1], 2
+    )  # in float64, as k is: sooner than by name
     return output(x, k, lam, operator, state), state
 
 
@@ -98,8 +100,10 @@ def output(
         n,
         n,
         address(x, x.dtype, count),
-        *k[:2],
-        *lam[:2],
+        k.at,
+        k.stride,
+        lam.at,
+        lam.stride,
         address(state, torch.float64, 2 * m),
         address(y, x.dtype, count),
         torch.get_num_threads(),
@@ -130,8 +134,10 @@ def backward(
         n,
         n,
         address(x, x.dtype, m * n),
-        *k[:2],
-        *lam[:2],
+        k.at,
+        k.stride,
+        lam.at,
+        lam.stride,
         address(state, torch.float64, 2 * m),
         address(g, x.dtype, m * n),
         address(dx, x.dtype, m * n),
@@ -169,8 +175,10 @@ def loss(
         n,
         n,
         address(x, x.dtype, m * n),
-        *k[:2],
-        *lam[:2],
+        k.at,
+        k.stride,
+        lam.at,
+        lam.stride,
         address(state, torch.float64, 2 * m),
         address(t if labels else None, torch.int64, m),
         ignored,

@@ -22,20 +22,25 @@ from .kernels import Numbers
 
 def takes(rows: Rows, k: Number, lam: Number, operator: Operator) -> bool:
     """Whether there is a kernel for the operator, and the tensors are such that it can be called."""
-    return is_plain(rows.x, k, lam) and kernels.has(operator)
+    return (rows.simple or is_plain(rows.x, k, lam)) and kernels.has(operator)
 
 
 def evaluate(rows: Rows, k: Number, lam: Number, operator: Operator) -> Tensor:
     """The operator, for checked arguments."""
-    if torch.is_grad_enabled() and (rows.x.requires_grad or requires_grad(k, lam)):
-        return with_backward(rows, k, lam, operator, Way(forward, backward))
-    x = contiguous(rows.x, rows.dim)
+    x, simple = rows.x, rows.simple
+    if torch.is_grad_enabled() and (x.requires_grad or (not simple and requires_grad(k, lam))):
+        return with_backward(rows, k, lam, operator, _WAY)
+    if simple:
+        return kernels.output(x, constant(k), constant(lam), operator)
+    x = contiguous(x, rows.dim)
     return _own(rows, kernels.output(x, numbers(rows, k), numbers(rows, lam), operator))
 
 
 def requires_grad(*values: object) -> bool:
-    for value in values:  # noqa: SIM110 (part of every call, and three times as fast)
-        if isinstance(value, Tensor) and value.requires_grad:
+    for (
+        value
+    ) in values:  # part of every call: a loop is three times as fast, and a type before that
+        if type(value) is not float and isinstance(value, Tensor) and value.requires_grad:
             return True
     return False
 
@@ -48,7 +53,7 @@ def constant(value: float) -> Numbers:
 
 def numbers(rows: Rows, value: Number) -> Numbers:
     """A checked k or lam for the core."""
-    if not isinstance(value, Tensor):
+    if type(value) is float or not isinstance(value, Tensor):
         return constant(float(value))
     value = value.detach()
     if value.numel() == 1:
@@ -89,36 +94,36 @@ class Way(NamedTuple):
 
 
 def with_backward(rows: Rows, k: Number, lam: Number, operator: Operator, way: Way) -> Tensor:
-    return _Fused.apply(rows.x, k, lam, rows.name, rows.dim, operator, way)  # type: ignore[no-untyped-call]
+    asked = rows.name, rows.dim, operator, way  # in one, as each argument costs
+    return _Fused.apply(rows.x, k, lam, asked)  # type: ignore[no-untyped-call]
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        k: Number,
-        lam: Number,
-        name: str,
-        dim: int,
-        operator: Operator,
-        way: Way,
+        ctx: Any, x: Tensor, k: Number, lam: Number, asked: tuple[str, int, Operator, Way]
     ) -> Tensor:
+        name, dim, operator, way = asked
         y, state = way.forward(Rows(name, x, dim), k, lam, operator)
-        ctx.save_for_backward(x, state, *(v for v in (k, lam) if isinstance(v, Tensor)))
-        ctx.numbers = tuple(None if isinstance(v, Tensor) else v for v in (k, lam))
-        ctx.name, ctx.dim, ctx.operator, ctx.way = name, dim, operator, way
+        tensors = [v for v in (k, lam) if isinstance(v, Tensor)]
+        ctx.save_for_backward(x, state, *tensors)
+        ctx.numbers = (
+            [None if isinstance(v, Tensor) else v for v in (k, lam)] if tensors else (k, lam)
+        )
+        ctx.asked = asked
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, state, *tensors = ctx.saved_tensors
-        k, lam = (tensors.pop(0) if v is None else v for v in ctx.numbers)
-        wanted = ctx.needs_input_grad[:3]
+        k, lam = ctx.numbers
+        if tensors:
+            k, lam = (tensors.pop(0) if v is None else v for v in (k, lam))
+        name, dim, operator, way = ctx.asked
         once = not torch.is_grad_enabled() and is_ordinary(g) and not is_transformed()
-        derivative = ctx.way.backward if once else differentiable_backward
-        rows = Rows(ctx.name, x, ctx.dim)
-        return (*derivative(rows, k, lam, g, state, ctx.operator, wanted), *(None,) * 4)
+        derivative = way.backward if once else differentiable_backward
+        wanted = ctx.needs_input_grad[:3]
+        return (*derivative(Rows(name, x, dim), k, lam, g, state, operator, wanted), None)
 
 
 def backward(
@@ -135,6 +140,9 @@ def backward(
     k_and_lam = numbers(rows, k), numbers(rows, lam)
     dx, dk, dlam = kernels.backward(x, g, state, *k_and_lam, operator, *wanted[1:])
     return (restore(rows, dx) if wanted[0] else None, rows.sum_to(dk, k), rows.sum_to(dlam, lam))
+
+
+_WAY = Way(forward, backward)
 
 
 def _alias(value: Number) -> Number:

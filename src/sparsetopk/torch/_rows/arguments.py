@@ -34,6 +34,7 @@ Dim = int | Sequence[int] | None
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
+_NUMBERS = (float, int)
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -53,6 +54,25 @@ def is_plain(*values: object) -> bool:
         if isinstance(value, Tensor) and not (value.is_cpu and is_ordinary(value)):
             return False
     return True
+
+
+def is_simple(x: object, k: object, lam: object, dim: object) -> bool:
+    """Whether the arguments are what they are in most calls: rows behind each other in the memory of the
+    CPU, and numbers. Then no check of them is left, and they are plain; each property is asked for once,
+    as these questions are half of a short call."""
+    if torch.compiler.is_compiling() or type(x) not in PLAIN:
+        return False
+    if is_tracing() or is_transforming() or in_forward_mode() or dispatch_modes():
+        return False
+    if type(k) not in _NUMBERS or type(lam) not in _NUMBERS or type(dim) is not int or dim != -1:
+        return False
+    x = cast(Tensor, x)
+    if not (x.is_cpu and has_storage(x)) or x.is_nested or x.is_neg() or is_zerotensor(x):
+        return False
+    size = x.nbytes
+    if not (size and x.is_contiguous() and x.untyped_storage().nbytes() == size and x.ndim):
+        return False
+    return x.dtype in _FLOATS and 0 <= k <= x.shape[-1] and 0 < lam < math.inf  # type: ignore[operator]
 
 
 def is_transformed() -> bool:
@@ -204,10 +224,11 @@ class Rows:
     An ordinary class: before torch 2.13 the compiler does not read a named tuple that has methods.
     """
 
-    def __init__(self, name: str, x: Tensor, dim: int) -> None:
+    def __init__(self, name: str, x: Tensor, dim: int, simple: bool = False) -> None:
         self.name = name  # of the argument, for errors
         self.x = x  # as it came
         self.dim = dim
+        self.simple = simple  # whether ``is_simple`` has said so
 
     @classmethod
     def of(cls, name: str, value: object, dim: Dim) -> Rows:

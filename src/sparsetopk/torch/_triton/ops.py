@@ -30,7 +30,8 @@ _library.define(
 
 def takes(rows: Rows, operator: Operator) -> bool:
     """Whether there is a kernel for the rows, and nobody asks for more than a backward."""
-    return state.takes(rows.x, rows.n, operator) and not is_transformed()
+    served = state.is_served(rows.x)  # first, as it is part of every call
+    return served and state.takes(rows.x, rows.n, operator) and not is_transformed()
 
 
 def evaluate(rows: Rows, k: Number, lam: Number, operator: Operator, times: bool) -> Tensor:
