@@ -154,6 +154,11 @@ def test_explicit_axes():
             expected = slope(x)
             with jax.set_mesh(devices):
                 close([slope(x)], [expected], name)
+        attention = lambda x: st.topk_attention(*[x[:, :, None]] * 3, x, x, 2, is_causal=True)
+        expected = both(attention)(x)
+        for f in (both(attention), jax.jit(both(attention))):
+            with jax.set_mesh(devices):
+                close(f(placed_sequences), expected, "topk_attention")
         with jax.set_mesh(devices):
             loss = jax.jit(lambda x: st.topk_loss(x, labels, 3, 0.3))(placed)
         close([loss], [st.topk_loss(x, labels, 3, 0.3)], "a mean over all rows")

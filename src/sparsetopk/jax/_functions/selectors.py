@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -137,9 +138,8 @@ def _exp(logits: Array, selected: Array) -> Array:
 
 
 def _rows_at(x: Array, at: Array) -> Array:
-    """x ``[batch, L, ...]`` at indices ``[batch, ...]``."""
-    batch = jnp.arange(x.shape[0]).reshape(-1, *[1] * (at.ndim - 1))
-    return x[batch, at]
+    """x ``[batch, L, ...]`` at indices ``[batch, ...]``, each batch by itself: it may be sharded."""
+    return jax.vmap(lambda x, at: x[at])(x, at)
 
 
 def _slots(k: int, n: int, lam: Number, capacity: int | None) -> int:
