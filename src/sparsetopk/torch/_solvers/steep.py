@@ -107,7 +107,7 @@ class SteepRows:
         """u in [lo, hi], for r = (s - pivot)/lam of the entries in the block, and 1 of those outside."""
         e, curved = self.operator.exponent, not self._is_straight
         added = self.lam * left if curved else 0.0
-        u = self._start(lo, hi)
+        u, rounding = self._start(lo, hi), 4.0 * float(torch.finfo(left.dtype).eps)
         for _ in range(_PASSES + int(u.dtype == torch.float64)):
             t = r + u
             mass, total, bend = self._sums(t, u, outside)
@@ -115,8 +115,10 @@ class SteepRows:
             steep = e * total + added * u
             # In u^q, the power in which the left side has no curvature here.
             q = 1.0 - (1.0 - e) * (e * bend / steep).clamp(0.0, 1.0)
-            lo = torch.maximum(lo, u + missing / steep * u)
-            hi = torch.minimum(hi, u * (1.0 + e * missing / steep).clamp(min=0.0) ** (1.0 / e))
+            # Far above the root these cancel: a little further, as a bound must not be too close.
+            lo = torch.maximum(lo, u * (1.0 - rounding + missing / steep))
+            up = (1.0 + e * missing / steep).clamp(min=0.0) + rounding
+            hi = torch.minimum(hi, u * up ** (1.0 / e))
             ratio = 1.0 + q * missing / steep
             target = torch.where(ratio > 0.5, u * ratio.clamp(min=0.5) ** (1.0 / q), hi)
             u = torch.where(steep > 0, torch.minimum(torch.maximum(target, lo), hi), u)
