@@ -97,7 +97,7 @@ class SteepRows:
         if self._is_straight:
             z = t.clamp_(max=1.0).pow_(self.operator.exponent)
         else:
-            v = pivot - self.lam * u
+            v = (pivot - self.lam * u).clamp(min=torch.finfo(t.dtype).tiny)  # 0 but for rounding
             z = t.pow_(self.operator.exponent).div_(v).clamp_(max=1.0)
         return _sum(z.sub_(self.counted))
 
