@@ -107,7 +107,7 @@ class SteepRows:
         """u in [lo, hi], for r = (s - pivot)/lam of the entries in the block, and 1 of those outside."""
         e, curved = self.operator.exponent, not self._is_straight
         added = self.lam * left if curved else 0.0
-        u, rounding = self._start(lo, hi), 4.0 * float(torch.finfo(left.dtype).eps)
+        least, u, rounding = lo, self._start(lo, hi), 4.0 * float(torch.finfo(left.dtype).eps)
         for _ in range(_PASSES + int(u.dtype == torch.float64)):
             t = r + u
             mass, total, bend = self._sums(t, u, outside)
@@ -122,6 +122,7 @@ class SteepRows:
             ratio = 1.0 + q * missing / steep
             target = torch.where(ratio > 0.5, u * ratio.clamp(min=0.5) ** (1.0 / q), hi)
             u = torch.where(steep > 0, torch.minimum(torch.maximum(target, lo), hi), u)
+        u = torch.where(left > 0, u, least)  # where nothing is left, nothing is to be selected
         return self._from_zero(pivot, r, outside, left, u) if curved else u
 
     def _sums(self, t: Tensor, u: Tensor, outside: Tensor) -> tuple[Tensor, Tensor, Tensor]:
