@@ -212,6 +212,8 @@ def cases() -> dict[str, tuple[Callable[[Tensor], Any], Tensor]]:
         "ExpertChoice": (lambda x: tuple(st.nn.ExpertChoice(capacity_factor=1.0)(x)[:4]), x),
         "TokenChoice": (lambda x: st.moe.token_choice(x, 2, 0.3, capacity=3).weights, x),
         "topk_mask p=3": (lambda x: st.topk_mask(x, 10, 0.1, p=3.0), x[:2]),
+        "topk_mag p=3": (lambda x: st.topk_mag(x, 10.5, 0.1, p=3.0), x),
+        "topk_mask p=3 True": (lambda x: st.topk_mask(x, 10, 0.1, p=3.0, two_sided=True), x),
         "topk_select straight through": (
             lambda x: st.topk_select(x, 10, 0.1, straight_through=True).values,
             x,

@@ -23,9 +23,14 @@ LAUNCHES = {
     "topk_select": 190,
     "topk_select straight through": 400,
     "TokenChoice": 200,
-    "topk_mask p=3": 26_000,
-    "choose_lam": 24_000,
+    "topk_mask p=1.20 True": 2300,
+    "topk_mask p=3": 640,
+    "topk_mag p=3": 1550,
+    "topk_mask p=3 True": 2400,
+    "choose_lam": 1000,
 }
+# Where S, or an entry alone, takes a loop.
+BACKWARD = {"topk_mask p=1.20 True": 320, "topk_mag p=3": 580, "topk_mask p=3 True": 320}
 
 
 @pytest.fixture(scope="module")
@@ -48,4 +53,4 @@ def test_everything_runs_on_another_device(found):
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_launches(found, name):
     assert found[name]["forward"] <= LAUNCHES[name]
-    assert found[name]["backward"] <= 270
+    assert found[name]["backward"] <= BACKWARD.get(name, 270)

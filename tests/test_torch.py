@@ -15,12 +15,13 @@ torch = pytest.importorskip("torch")
 
 import sparsetopk.torch as st
 from sparsetopk._checks import check_exponent
+from sparsetopk._maths import threshold
 from sparsetopk._maths.operator import MAGNITUDE, MASK, SIGN, TWO_SIDED, Operator
 from sparsetopk.torch import nn
 from sparsetopk.torch._fused import rows as fused
 from sparsetopk.torch._rows import arguments
-from sparsetopk.torch._rows.namespace import LOOKS_NEVER
-from sparsetopk.torch._solvers import ops, ordered, vectorized
+from sparsetopk.torch._rows.namespace import LOOKS_ALWAYS, LOOKS_NEVER
+from sparsetopk.torch._solvers import ops, ordered, steep, vectorized
 
 F64 = torch.float64
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -314,7 +315,7 @@ def test_a_fixed_number_of_passes_is_enough(op, n):
 
 
 @pytest.mark.parametrize("n", [20, 500])
-@pytest.mark.parametrize("e", [1.0, 2.0, 5.0])
+@pytest.mark.parametrize("e", [1.0, 2.0, 5.0, 0.5, 0.2])
 @pytest.mark.parametrize("op", [MASK, MAGNITUDE, TWO_SIDED])
 def test_more_passes_change_nothing(op, e, n, monkeypatch):
     """Nobody looks on other devices whether a search is done."""
@@ -343,9 +344,37 @@ def test_more_passes_change_nothing(op, e, n, monkeypatch):
         "_FLAT_PASSES",
     ):
         monkeypatch.setattr(ordered, name, 30)
+    monkeypatch.setattr(steep, "_PASSES", 30)
     # S is e times as steep as t is, and lam may be small beside the pivot
-    rounding = 2.0**-23 * e * (1 + x.abs().amax(-1, keepdim=True) / lam).clamp(max=1e4)
+    rounding = 2.0**-23 * max(e, 1.0) * (1 + x.abs().amax(-1, keepdim=True) / lam).clamp(max=1e4)
     assert ((found - shares()).abs() <= 16 * rounding).all()
+
+
+@pytest.mark.parametrize("e", [1 / 1.05, 0.5, 0.2, 1 / 19])
+@pytest.mark.parametrize("op", [MASK, SIGN, MAGNITUDE])
+def test_steep_responses_in_a_few_passes(op, e):
+    """p > 2 in float64, against the search that looks whether it is done."""
+    x = rows_of_every_kind(100, 40).double()
+    m, operator = len(x), Operator(op, e)
+    k = torch.linspace(0.3, 38.0, m, dtype=F64)[:, None]
+    k[::2] = k[::2].ceil()
+    lam = torch.logspace(-4, 2, m, dtype=F64)[
+        torch.from_numpy(np.random.default_rng(0).permutation(m))
+    ][:, None]
+    found = vectorized.state_of(x, k, lam, op, e, hard=False)
+    row, count = vectorized.Whole(x), vectorized.split(k)
+    want = torch.cat(list(threshold.state_of(LOOKS_ALWAYS, row, count, lam, operator, False)), -1)
+    a, reg = x.abs() if op != MASK else x, operator.reg(LOOKS_ALWAYS)
+    y, other = (
+        reg.response(((a - pivot) / lam + delta).clamp(0.0, None if op == MAGNITUDE else 1.0))
+        for pivot, delta in (state.split(1, dim=-1) for state in (found, want))
+    )
+    # Entries over v are whole, and not looked at.
+    y, other = (torch.minimum(v, a.clamp_min(0.0)) if op == MAGNITUDE else v for v in (y, other))
+    soft = want[:, :1].isfinite()
+    scale = other.amax(dim=-1, keepdim=True).clamp_min(1.0)
+    assert torch.equal(found.isnan(), want.isnan())
+    assert float(torch.where(soft, (y - other).abs() / scale, 0.0).max()) <= 1e-12
 
 
 def test_launches_on_other_devices():

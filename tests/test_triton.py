@@ -380,6 +380,7 @@ def test_compiled_for_nvidia(name, arch):
     requests = [{"name": name, "arch": arch, "n": 8192, **chosen} for chosen in every]
     requests += [{"name": name, "arch": arch, "n": n, "OP": MASK} for n in (64, 1024)]
     both = [{"OP": MASK}, {"OP": MAGNITUDE, "DEBIAS": True}]
+    both += [{"OP": MASK, "E": 5.0}, {"OP": SIGN, "E": 5.0}]
     requests += [{"name": name, "arch": arch, "n": 8192, **BOTH, **chosen} for chosen in both]
     # Backward these are too much for 8192 entries, as docs/gpu.md says.
     most = 8192 if name == "forward" else 4096

@@ -245,6 +245,7 @@ def test_compiled_for_nvidia():
             "OP": TWO_SIDED,
             "E": 2.0,
         },
+        {"name": "value", "arch": 80, "n": 8192, "COMPLETION": 1, **loss, "E": 5.0},
         {"name": "value", "arch": 80, "n": 8192, "COMPLETION": 2, **loss},
         {"name": "value", "arch": 90, "n": 8192, "COMPLETION": 2, **loss},
         {"name": "value_backward", "arch": 90, "n": 8192, "COMPLETION": 1, **loss},

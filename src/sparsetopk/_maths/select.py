@@ -76,10 +76,12 @@ def choose_lam(
     fractional: int,
     relax: Callable[[Array], Relaxed],
     dtype: Any,
+    smallest: Callable[..., Array] | None = None,
 ) -> Array:
     """The smallest lam (..., 1) for which at least ``fractional`` entries of the window are fractional.
 
-    ``relax(lam)`` solves the window; what is fractional is so in ``dtype``, that of x.
+    ``relax(lam)`` solves the window; what is fractional is so in ``dtype``, that of x. ``smallest`` is
+    another search than the one by bisection, with its arguments.
     """
     compute = window.k.frac.dtype
     eps = float(xp.finfo(compute).eps)
@@ -97,7 +99,7 @@ def choose_lam(
             counted = counted & (y > 0) & (y < 1)
         return xp.total(counted) >= fractional
 
-    return (1 + 8 * eps) * _smallest(xp, enough, _scale(xp, window, operator))
+    return (1 + 8 * eps) * (smallest or _smallest)(xp, enough, _scale(xp, window, operator))
 
 
 def _scale(xp: Any, window: Window, operator: Operator) -> Array:

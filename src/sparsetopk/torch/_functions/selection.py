@@ -32,6 +32,7 @@ from .._rows.product import times
 from .._solvers import ops
 from .._solvers.vectorized import row_sum, split
 from .._triton import selection as on_gpu
+from . import lams
 from .operators import topk_mag, topk_mask
 
 if TYPE_CHECKING:
@@ -416,12 +417,16 @@ def _choose(
     else:
         s = x.topk(min(rows.n, math.ceil(most) + fractional + 1)).values
     window = Window.of(LOOKS_ALWAYS, s, split(k), fractional)
+    looks = is_plain(k)
+    search = None if looks else lams.Search.of(rows.x, window)
+    if search is not None:
+        window = search.repeated(window)
     inside = window.k.whole.to(k.dtype) + window.k.frac
     data = window.s.to(k.dtype)
 
     def solved(lam: Tensor) -> Relaxed:
-        state = ops.threshold(window.s, inside, lam, operator.op, operator.exponent)
-        return Live.of(data, inside, lam, state, operator, rows.x.dtype).at
+        state = ops.threshold(window.s, inside, lam, operator.op, operator.exponent, hard=False)
+        return Live.of(data, inside, lam, state, operator, rows.x.dtype, may_be_hard=False).at
 
-    xp = LOOKS_ALWAYS if is_plain(k) else LOOKS_NEVER
-    return select.choose_lam(xp, window, operator, fractional, solved, rows.x.dtype)
+    xp, smallest = LOOKS_ALWAYS if looks else LOOKS_NEVER, search and search.smallest
+    return select.choose_lam(xp, window, operator, fractional, solved, rows.x.dtype, smallest)

@@ -23,17 +23,18 @@ from ..._maths.operator import EXP, MAGNITUDE, SIGN, TWO_SIDED, Operator
 from ..._maths.scalars import lone_response
 from ..._maths.threshold import State
 from .._rows.namespace import LOOKS_NEVER as xp
+from .steep import SteepRows
 
 # In float32; one more pass of Newton's method doubles the digits.
 _LINEAR_PASSES, _PASSES, _CURVED_PASSES, _LAST_PASSES = 4, 8, 10, 2
-_TWO_SIDED_PASSES, _FLAT_PASSES = 7, 11  # the latter for p < 4/3
+_TWO_SIDED_PASSES, _FLAT_PASSES = 7, 11  # the latter for p < 4/3 and p > 2
 _MORE_PASSES = 6  # for magnitudes with p < 4/3, where thresholds are many orders of magnitude apart
 _FEWEST_CELLS, _MOST_CELLS = 16, 128
 
 
 def takes(operator: Operator) -> bool:
-    """Whether it is an operator whose S is not steep at 0, where this would not do."""
-    return operator.op != EXP and operator.exponent >= 1.0
+    """Whether a few passes find its threshold: two-sided ones with p > 6 are steep in the middle."""
+    return operator.op != EXP and (operator.op != TWO_SIDED or operator.exponent >= 0.2)
 
 
 def state_of(x: Tensor, k: Tensor, lam: Tensor, operator: Operator, hard: bool | None) -> State:
@@ -51,9 +52,12 @@ def state_of(x: Tensor, k: Tensor, lam: Tensor, operator: Operator, hard: bool |
     first = s.gather(-1, n - (whole + 1).clamp(1, n))
     if hard is not True:
         counted = (torch.arange(n, device=x.device) >= rest).view(torch.int8)
-        kind = _Curved if operator.op == MAGNITUDE else _Straight
-        rows = kind(s, (s - first) / lam, s, counted, whole, rest, frac, lam, first, operator)
-        found = rows.find(end)
+        if operator.exponent < 1.0 and operator.op != TWO_SIDED:
+            found = SteepRows(s, counted, rest, frac, lam, operator).find()
+        else:
+            kind = _Curved if operator.op == MAGNITUDE else _Straight
+            rows = kind(s, (s - first) / lam, s, counted, whole, rest, frac, lam, first, operator)
+            found = rows.find(end)
     if hard is not False:
         pivot = s.gather(-1, end)
         at_boundary = State(pivot, (whole - _number(s > pivot)).to(lam.dtype) + frac)
@@ -233,7 +237,7 @@ class _Straight(_Rows):
     def _passes(self) -> int:
         if self.operator.op != TWO_SIDED:
             return _PASSES
-        return _TWO_SIDED_PASSES if self.operator.exponent <= 3.0 else _FLAT_PASSES
+        return _TWO_SIDED_PASSES if 1.0 <= self.operator.exponent <= 3.0 else _FLAT_PASSES
 
     def _grid(self) -> tuple[Tensor, Tensor]:
         """Four cells of a grid for delta, of which the two in the middle have the root.

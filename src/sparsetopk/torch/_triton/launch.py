@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._maths.isotonic import PHI_NAMES
-from ..._maths.operator import MASK, Operator
+from ..._maths.operator import MASK, SIGN, Operator
 from . import compute_dtype, is_long
 from .backward import backward_kernel
 from .forward import forward_kernel
@@ -38,18 +38,24 @@ class Shape(NamedTuple):
     warps: int
 
     @classmethod
-    def of(cls, n: int, operator: Operator, dtype: torch.dtype, solved: bool = False) -> Shape:
-        """For rows of n numbers that are computed with in this dtype, and perhaps solved already."""
+    def of(cls, n: int, operator: Operator, dtype: torch.dtype, light: bool = False) -> Shape:
+        """For rows of n numbers that are computed with in this dtype; ``light`` kernels have room for as
+        many entries in a thread whatever S takes."""
         block = max(16, triton.next_power_of_2(n))
         rows = max(1, _ENTRIES // block)
-        is_light = dtype == torch.float32 and (solved or not _needs_a_loop(operator))
-        threads = block * rows // (_PER_THREAD if is_light else _PER_THREAD // 2)
+        light = dtype == torch.float32 and (light or not _needs_a_loop(operator))
+        threads = block * rows // (_PER_THREAD if light else _PER_THREAD // 2)
         return cls(block, rows, min(32, max(4, threads // 32)))
 
 
 def _needs_a_loop(operator: Operator) -> bool:
     """Whether S has no closed form: more registers."""
     return operator.exponent not in (1.0, 2.0, 3.0)
+
+
+def is_light(operator: Operator) -> bool:
+    """Whether kernels that solve one problem are, but for slots: S takes powers, and no loop."""
+    return operator.op in (MASK, SIGN)
 
 
 class Given(NamedTuple):
@@ -78,12 +84,12 @@ def _bits(value: float) -> int:
 
 
 def _settings(
-    x: Tensor, k: Number, lam: Number, operator: Operator, state: Tensor, solved: bool = False
+    x: Tensor, k: Number, lam: Number, operator: Operator, state: Tensor, light: bool = False
 ) -> dict[str, Any]:
-    """What all kernels are launched with for rows x (m, n), of which the state may be known."""
+    """What all kernels are launched with for rows x (m, n); for ``light`` see ``Shape``."""
     mixed, dtype = isinstance(lam, Tensor), compute_dtype(x.dtype, operator)
     of_k, of_lam = Given.of(k, state), Given.of(lam, state)
-    shape = Shape.of(x.shape[1], operator, dtype, solved)
+    shape = Shape.of(x.shape[1], operator, dtype, light)
     return {
         "x_ptr": x,
         "k_ptr": of_k.pointer,
@@ -140,7 +146,7 @@ def forward(
     state = meta(x, operator)
     _run(
         forward_kernel,
-        _settings(x, k, lam, operator, state),
+        _settings(x, k, lam, operator, state, is_light(operator)),
         y_ptr=y,
         passes_ptr=state if passes is None else passes,
         DEBIAS=operator.debias,
@@ -173,7 +179,7 @@ def backward(
     dk, dlam = (state.new_empty(len(x) if wanted else 0) for wanted in (in_k, in_lam))
     _run(
         backward_kernel,
-        _settings(x, k, lam, operator, state, solved=True),
+        _settings(x, k, lam, operator, state, light=True),
         g_ptr=g,
         dx_ptr=dx,
         dk_ptr=dk,
@@ -223,7 +229,8 @@ def value(
     """The values or losses (m) of rows x (m, n), or their sum or mean; the state; and the factor that
     the mean has."""
     state = meta(x, operator, loss.problems)
-    settings = _settings(x, k, lam, operator, state) | loss.settings(state)
+    light = loss.problems == 1 and is_light(operator)
+    settings = _settings(x, k, lam, operator, state, light) | loss.settings(state)
     reduced = loss.reduction != 2
     programs = triton.cdiv(x.shape[0], settings["ROWS"])
     result = x.new_empty(() if reduced else x.shape[0])
@@ -311,7 +318,7 @@ def select_backward(
     dk, dlam = (state.new_empty(len(x) if wanted else 0) for wanted in (in_k, in_lam))
     _run(
         select_backward_kernel,
-        _settings(x, k, lam, operator, state, solved=True),
+        _settings(x, k, lam, operator, state, light=True),
         g_ptr=state if g is None else g,
         g_dropped_ptr=state if g_dropped is None else g_dropped,
         ends_ptr=ends,
@@ -371,7 +378,7 @@ def pav(
 def choose_lam(x: Tensor, k: Number, operator: Operator, wanted: int) -> Tensor:
     """The smallest lam (m) that leaves so many entries of rows x (m, n) fractional."""
     lam = x.new_empty(len(x), dtype=compute_dtype(x.dtype, operator))
-    settings = _settings(x, k, 1.0, operator, lam)
+    settings = _settings(x, k, 1.0, operator, lam, is_light(operator))
     only = {key: v for key, v in settings.items() if key in lam_kernel.arg_names}
     _run(lam_kernel, only | {"lam_ptr": lam, "num_warps": settings["num_warps"]}, wanted=wanted)
     return lam
