@@ -81,9 +81,8 @@ def has(operator: Operator) -> bool:
 
 def forward(x: Tensor, k: Numbers, lam: Numbers, operator: Operator) -> tuple[Tensor, Tensor]:
     """The output, and the state (m, 2)."""
-    state = k.keeper.new_empty(
-        x.numel() // x.shape[-1], 2
-    )  # in float64, as k is: sooner than by name
+    # In float64, as k is, which takes less time than to name the dtype.
+    state = k.keeper.new_empty(x.numel() // x.shape[-1], 2)
     return output(x, k, lam, operator, state), state
 
 

@@ -37,9 +37,8 @@ def evaluate(rows: Rows, k: Number, lam: Number, operator: Operator) -> Tensor:
 
 
 def requires_grad(*values: object) -> bool:
-    for (
-        value
-    ) in values:  # part of every call: a loop is three times as fast, and a type before that
+    # Part of every call: a loop takes a third of the time, and the type is asked for first.
+    for value in values:
         if type(value) is not float and isinstance(value, Tensor) and value.requires_grad:
             return True
     return False

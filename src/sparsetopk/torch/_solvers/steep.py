@@ -5,7 +5,7 @@ smooth, and two searches over the sorted entries find such a piece: with n entri
 has bits. There u is how far the threshold is below the lowest entry that is in, in units of lam: the
 pivot is that entry, of which u is the t, with every digit, as S asks for. The left side is concave in u
 and convex in u^e, whose tangents are therefore below and above the root; and of the powers of u one is
-straight to the second order, on which Newton's method takes four steps, or one more in float64.
+straight to the second order, on which Newton's method takes six steps, or one more in float64.
 """
 
 from __future__ import annotations
