@@ -124,6 +124,17 @@ def test_a_name_has_one_meaning():
             assert not names & set(without), path
 
 
+def test_constants_are_given_once():
+    """Whoever gives a module's name a second value takes it from the functions that had the first."""
+    tests = {p: ast.parse(p.read_text()) for p in sorted(Path(__file__).parent.glob("*.py"))}
+    for path, tree in (FILES | tests).items():
+        assigned = [node.targets for node in tree.body if isinstance(node, ast.Assign)]
+        nodes = [node for targets in assigned for target in targets for node in ast.walk(target)]
+        names = [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        twice = {name for name in names if names.count(name) > 1}
+        assert not twice, f"{path}: {twice}"
+
+
 def test_every_mutation_fits_the_code():
     """`make mutate` puts other text where it finds its own, which must stand there once."""
     core = ROOT.parents[1] / "csrc"

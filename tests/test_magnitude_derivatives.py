@@ -198,19 +198,22 @@ def rows_with_ties(rows=64, n=34, k=17, lam=0.03):
 
 
 # A row of these takes a second under the interpreter.
-SLOW_WAYS = ("torch triton in chunks", "torch triton of many tensors")
-WAYS = ("numpy core", "numpy operations", "torch core", "torch operations", "torch many tensors",
-        "torch triton", "jax core", "jax operations", "jax Pallas for GPUs", "jax Pallas for TPUs",
-        *(pytest.param(way, marks=pytest.mark.slow) for way in SLOW_WAYS))  # fmt: skip
+SLOW_PATHS = ("torch triton in chunks", "torch triton of many tensors")
+PATHS_WITH_TIES = (
+    *("numpy core", "numpy operations"),
+    *("torch core", "torch operations", "torch many tensors", "torch triton"),
+    *("jax core", "jax operations", "jax Pallas for GPUs", "jax Pallas for TPUs"),
+    *(pytest.param(way, marks=pytest.mark.slow) for way in SLOW_PATHS),
+)
 
 
 @pytest.mark.parametrize("kind", ["magnitude", "debiased"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", PATHS_WITH_TIES)
 def test_entries_that_tie_and_are_whole_stand_alone(way, kind):
     """They are no block because rounding leaves the threshold at the edge of where they are whole."""
     frontend, path = way.split(maxsplit=1)
     pytest.importorskip(frontend)
-    many = 8 if way in SLOW_WAYS else 64
+    many = 8 if way in SLOW_PATHS else 64
     rows, selected = rows_with_ties(many)
     found = PATHS[frontend][path].run(kind, 2.0, "float32", rows).answer
     alone = 1.0 if kind == "debiased" else 1 / (1 + rows.lam)
