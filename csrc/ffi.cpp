@@ -217,10 +217,12 @@ void store(const AnyBuffer& to, std::size_t rows, F&& value) {
   });
 }
 
-// The state of a row as float32 holds it best. A threshold that is closer to 0 than to its pivot has more digits as
-// the pivot; and what the pivot loses of its own goes to delta.
+// The state of a row as float32 holds it best. One that it holds as it is stays, as entries may be at the very edge of
+// its block. A threshold that is closer to 0 than to its pivot has more digits as the pivot; and what the pivot loses of
+// its own goes to delta.
 State in_float32(State state, double lam) {
   if (!std::isfinite(state.pivot) || !(lam > 0)) return state;
+  if (double(float(state.pivot)) == state.pivot && double(float(state.delta)) == state.delta) return state;
   const double v = state.pivot - lam * state.delta;
   if (std::fabs(v) <= lam * std::fabs(state.delta) && float(v) != 0) return {v, 0};
   const double near = double(float(state.pivot));

@@ -161,8 +161,10 @@ class _Search(NamedTuple):
     v: Array
     lo: Array
     hi: Array
-    newton: Array  # what Newton's method adds to delta = 0 at the pivot v
-    near: Array  # rows in which v may be the pivot
+    # Where Newton's method goes from v. It is computed in the loop, once: a compiler that computes it
+    # again elsewhere, and fuses the product and the difference in one of the places, has two pivots.
+    next: Array
+    near: Array  # rows in which that may be the pivot
 
 
 class _Problem(NamedTuple):
@@ -315,9 +317,10 @@ class _Problem(NamedTuple):
             by_newton = (i % 4 != 3) & (i < _NEWTON_PASSES)
             use_newton = (target > lo) & (target < hi) & by_newton
             v = xp.where(near, at.v, xp.where(use_newton, target, middle))
-            return _Search(v, lo, hi, xp.where(at.near, at.newton, newton), near)
+            ahead = xp.minimum(xp.maximum(at.v + move, lo), hi)
+            return _Search(v, lo, hi, xp.where(at.near, at.next, ahead), near)
 
-        first = _Search(start, lo, hi, xp.zeros_like(start), ~rows)
+        first = _Search(start, lo, hi, start, ~rows)
         limit = _NEWTON_PASSES + xp.finfo(lo.dtype).bits
         return xp.while_loop(lambda at: ~at.near, step, first, limit)
 
@@ -390,10 +393,7 @@ class _Problem(NamedTuple):
         them, or there is none, and the other is far away in units of lam.
         """
         xp, lam = self.xp, self.lam
-        # A choice between the product and the sum: else a compiler that fuses them in one place and not
-        # in another, where it computes the pivot again, has two pivots.
-        step = xp.where(at.newton == 0, 0.0, lam * at.newton)
-        pivot = xp.minimum(xp.maximum(at.v - step, at.lo), at.hi)
+        pivot = at.next
         # The ends are in units of lam: a little wider, as they are rounded.
         wider = 1.0 + 4.0 * float(xp.finfo(pivot.dtype).eps)
         lo, hi = ((pivot - end) * wider / lam for end in (at.hi, at.lo))

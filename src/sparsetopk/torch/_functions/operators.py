@@ -44,7 +44,7 @@ from .._rows.arguments import (
     over_dims,
     without_entries,
 )
-from .._rows.differentiable import relax
+from .._rows.differentiable import relax, step_from
 from .._rows.product import times, times_finite
 from .._spread import sharded
 from .._spread.groups import check_group
@@ -77,7 +77,7 @@ def _operator(x: Tensor, call: _Call, straight_through: bool, largest: bool = Tr
     if straight_through:
         hard_call = _Call(call.k, 0.0, call.operator, call.dim, call.group, call.times_x)
         hard = _by_route(x, hard_call).detach()
-        y = torch.where(hard.isinf(), hard, hard + (y - y.detach()))  # also beside infinities
+        y = torch.where(y == hard, y, hard + step_from(y))  # infinite entries have no step
     return y
 
 
