@@ -273,6 +273,42 @@ def test_the_calls_for_slots_say_what_is_wrong():
         fails(message, "choose_lam", *at[:3], results=[number], **attributes | {name: bad})
 
 
+def test_the_calls_for_losses_and_ranks_say_what_is_wrong():
+    x, row = normal(2, 5), jnp.ones((2, 1), jnp.float32)
+    at, number = (x, row.astype(jnp.int32), row, row), (row.shape, row.dtype)
+    attributes = {
+        "op": np.int32(0),
+        "exponent": np.float64(1),
+        "ignored": np.int64(-100),
+        "completion": np.int32(2),
+        "smoothing": np.float64(0),
+    }
+    found = [number, (x.shape, x.dtype)]
+    for targets, wrong, message in (
+        (row, {}, r"targets must have shape \(2, 5\), got \(2, 1\)"),
+        (x.astype(jnp.int32), {}, r"targets must have shape \(2, 1\), got \(2, 5\)"),
+        (x.astype(jnp.float16), {}, "targets must be S32 or S64 or F32 or F64, got F16"),
+        (x, {"completion": np.int32(3)}, r"completion must be in \[0, 2\], got 3"),
+        (x, {"smoothing": np.float64(2)}, r"smoothing must be in \[0, 1\], got 2"),
+        (x, {"op": np.int32(1)}, "op must be 0 or 3, got 1"),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+            in_core("target_loss", *at, targets, results=found, **attributes | wrong)
+    attributes = {
+        "exponent": np.float64(1),
+        "size": np.float64(2),
+        "descending": np.bool_(True),
+        "least": np.float64(1e-36),
+    }
+    for given, wrong, message in (
+        (x.astype(jnp.float16), {}, "x must be F32 or F64, got F16"),
+        (x, {"size": np.float64(0.5)}, "size must be at least 1, got 0.5"),
+        (x, {"least": np.float64(2)}, r"least must be in \(0, 1\)"),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+            in_core("choose_rank_lam", given, results=[number], **attributes | wrong)
+
+
 def test_vmap_makes_rows():
     x, k, lam = normal(4, 3, 50), jnp.arange(1.0, 4.0), jnp.geomspace(0.1, 1, 4)
 
