@@ -37,6 +37,12 @@ SETTING = """
         "topk_loss, spread": lambda x: st.topk_loss(
             x, labels, 3, completion="spread", reduction="none"
         ),
+        "topk_loss, smoothed": lambda x: st.topk_loss(
+            x, labels, 3, label_smoothing=0.1, reduction="none"
+        ),
+        "topk_loss of sets": lambda x: st.topk_loss(
+            x, jnp.broadcast_to(w > 1.7, x.shape), 3, completion="best", reduction="none"
+        ),
         "half_sq_support_norm": lambda x: st.half_sq_support_norm(x, 3),
         "support_negentropy": lambda x: st.support_negentropy(jnp.abs(x), 3),
         "owl_norm": lambda x: st.owl_norm(x, w),
@@ -143,6 +149,7 @@ def test_explicit_axes():
                 moved = jax.jit(lambda x: jax.jvp(f, (x,), (jnp.cos(x),))[1])(placed)
                 close([moved], [jax.jvp(f, (x,), (jnp.cos(x),))[1]], "forward mode")
                 close([st.choose_lam(placed, 5)], [st.choose_lam(x, 5)], "choose_lam")
+                close([st.choose_rank_lam(placed)], [st.choose_rank_lam(x)], "choose_rank_lam")
                 tokens = both(lambda x: st.token_choice(x, 5, 0.3).weights)
                 close(tokens(placed_sequences), tokens_expected, "token_choice, outside of jit")
         slopes = {
@@ -318,8 +325,9 @@ def test_what_moves_between_devices():
             assert kinds == ["all-reduce"], kinds
             assert most <= 32, most  # a number for each of the 8 x 4 rows
         place = NamedSharding(m, rows)
-        text = jax.jit(lambda x: st.choose_lam(x, 5)).lower(jax.device_put(x, place)).compile().as_text()
-        assert not moves(text), moves(text)
+        for choose in (lambda x: st.choose_lam(x, 5), st.choose_rank_lam):
+            text = jax.jit(choose).lower(jax.device_put(x, place)).compile().as_text()
+            assert not moves(text), moves(text)
         """
     )
 
