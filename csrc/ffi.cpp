@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <initializer_list>
 #include <limits>
@@ -696,9 +697,39 @@ Error permutahedron_pulled(AnyBuffer lam, AnyBuffer d, AnyBuffer block, AnyBuffe
 
 XLA_FFI_DEFINE_HANDLER(permutahedron_pulled_handler, translated(permutahedron_pulled));
 
+// The arrays that rows were put together of, each from a multiple of ``width`` on. To XLA every copy would be a program
+// of its own.
+Error cut(AnyBuffer x, ffi::RemainingRets found, std::int64_t width) {
+  const Rows rows(x);
+  const std::size_t size = rows.count * rows.n > 0 ? x.size_bytes() / (rows.count * rows.n) : 0;
+  const char* from = static_cast<const char*>(x.untyped_data());
+  Checker check;
+  check.require(!rows.shape.empty(), "x", "have at least one axis", "a scalar");
+  check.require(width >= 1, "width", "be at least 1", std::to_string(width));
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < found.size() && check.passed(); ++i) {
+    auto each = found.get<AnyBuffer>(i);
+    if (!each.has_value()) return each.error();
+    const AnyBuffer& to = **each;
+    const Rows part(to);
+    check.dtype("parts", to, {x.element_type()});
+    check.require(part.per_row == rows.per_row, "parts", "have the rows of x", "others");
+    check.require(begin <= rows.n && part.n <= rows.n - begin, "parts", "have no more entries than x", "more");
+    if (!check.passed() || part.n == 0) continue;
+    char* out = static_cast<char*>(to.untyped_data());
+    for (std::size_t row = 0; row < rows.count; ++row)
+      std::memcpy(out + row * part.n * size, from + (row * rows.n + begin) * size, part.n * size);
+    begin += (part.n + std::size_t(width) - 1) / std::size_t(width) * std::size_t(width);
+  }
+  return check.passed() ? Error::Success() : check.error();
+}
+
+XLA_FFI_DEFINE_HANDLER(cut_handler, cut, ffi::Ffi::Bind().Arg<AnyBuffer>().RemainingRets().Attr<std::int64_t>("width"));
+
 }  // namespace
 
 const Handler handlers[] = {
+    {"sparsetopk_cut", reinterpret_cast<void*>(cut_handler)},
     {"sparsetopk_threshold", reinterpret_cast<void*>(threshold_handler)},
     {"sparsetopk_threshold_backward", reinterpret_cast<void*>(threshold_backward_handler)},
     {"sparsetopk_value", reinterpret_cast<void*>(value_handler)},
