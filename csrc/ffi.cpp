@@ -15,6 +15,7 @@
 #include <string>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "isotonic.hpp"
@@ -697,6 +698,56 @@ Error permutahedron_pulled(AnyBuffer lam, AnyBuffer d, AnyBuffer block, AnyBuffe
 
 XLA_FFI_DEFINE_HANDLER(permutahedron_pulled_handler, translated(permutahedron_pulled));
 
+// The value of the isotonic problem, and its output.
+Error permutahedron_evaluated(AnyBuffer x, AnyBuffer w, AnyBuffer lam, Result value, Result y, Phi phi,
+                              Exponent exponent) {
+  const Rows rows(x);
+  Checker check;
+  check.require(!rows.shape.empty(), "x", "have at least one axis", "a scalar");
+  check.dtype("x", x, {DataType::F32, DataType::F64});
+  check_entries(check, rows, "w", w, x);
+  check_entries(check, rows, "y", *y, x);
+  for (const auto& [name, number] : {std::pair{"lam", &lam}, std::pair{"value", &*value}}) {
+    check.dtype(name, *number, {x.element_type()});
+    check.shape(name, *number, rows.per_row);
+  }
+  check.require(*phi >= 0 && *phi <= int(PhiName::exp), "phi", "be in [0, 3]", std::to_string(*phi));
+  if (!check.passed()) return check.error();
+  with_floats(x, [&](const auto* data) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(data)>>;
+    evaluate_permutahedron<T>(PhiName(*phi), *exponent, rows.count, rows.n, data, w.typed_data<T>(),
+                              lam.typed_data<T>(), y->typed_data<T>(), value->typed_data<T>(), thread_count());
+  });
+  return Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(permutahedron_value_handler, translated(permutahedron_evaluated));
+
+// The conjugate of the unregularised top-k, and its derivatives.
+Error conjugate(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, Result value, Result in_x, Result in_k, Phi phi) {
+  const Rows rows(x);
+  Checker check;
+  check_rows(check, rows, x, whole, frac, int(Operator::mask));
+  check.dtype("x", x, {DataType::F32, DataType::F64});
+  check_entries(check, rows, "in_x", *in_x, x);
+  for (const auto& [name, number] : {std::pair{"value", &*value}, std::pair{"in_k", &*in_k}}) {
+    check.dtype(name, *number, {x.element_type()});
+    check.shape(name, *number, rows.per_row);
+  }
+  const bool known = PhiName(*phi) == PhiName::half_square || PhiName(*phi) == PhiName::exp;
+  check.require(known, "phi", "be 1 or 3", std::to_string(*phi));
+  if (!check.passed()) return check.error();
+  const Numbers numbers(rows.count, whole, frac);
+  with_floats(x, [&](const auto* data) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(data)>>;
+    conjugate_of_top_k<T>(PhiName(*phi), rows.count, rows.n, data, numbers.k.data(), value->typed_data<T>(),
+                          in_x->typed_data<T>(), in_k->typed_data<T>(), thread_count());
+  });
+  return Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(conjugate_handler, translated(conjugate));
+
 // The arrays that rows were put together of, each from a multiple of ``width`` on. To XLA every copy would be a program
 // of its own.
 Error cut(AnyBuffer x, ffi::RemainingRets found, std::int64_t width) {
@@ -742,6 +793,8 @@ const Handler handlers[] = {
     {"sparsetopk_choose_rank_lam", reinterpret_cast<void*>(chosen_rank_lam_handler)},
     {"sparsetopk_permutahedron", reinterpret_cast<void*>(permutahedron_handler)},
     {"sparsetopk_permutahedron_backward", reinterpret_cast<void*>(permutahedron_pulled_handler)},
+    {"sparsetopk_permutahedron_value", reinterpret_cast<void*>(permutahedron_value_handler)},
+    {"sparsetopk_conjugate", reinterpret_cast<void*>(conjugate_handler)},
     {"sparsetopk_pav", reinterpret_cast<void*>(pav_handler)},
     {nullptr, nullptr},
 };

@@ -75,4 +75,16 @@ template <class T>
 void pull_permutahedron(double exponent, std::size_t rows, std::size_t n, const T* lam, const Kept<const T>& kept,
                         const T* g, const Pulled<T>& found, double floor, std::size_t threads);
 
+// The value of the problem and the output, for any phi and lam >= 0: f_{phi,R}(x, w) of every row, and y in the order of
+// x, whose sign it may have. NaN where a number is not finite, lam is bad, or w < 0 while phi is not the identity.
+template <class T>
+void evaluate_permutahedron(PhiName phi, double exponent, std::size_t rows, std::size_t n, const T* x, const T* w,
+                            const T* lam, T* y, T* value, std::size_t threads);
+
+// min_{z in P(1_k)} sum_i z_i phi*(x_i/z_i) of every row for phi = x^2/2 or exp(x - 1), as _maths/norms.py has it, with
+// its derivatives in x and k: infinite where x is not in the domain, NaN where x or k is no number.
+template <class T>
+void conjugate_of_top_k(PhiName phi, std::size_t rows, std::size_t n, const T* x, const double* k, T* value, T* in_x,
+                        T* in_k, std::size_t threads);
+
 }  // namespace sparsetopk

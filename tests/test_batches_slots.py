@@ -203,6 +203,62 @@ def test_losses_of_jax_with_any_targets(kind, targets, p, way):
 
 
 @every_p
+@pytest.mark.parametrize("phi", ["identity", "half_square", "abs", "exp"])
+@pytest.mark.parametrize("hard", [False, True])
+def test_values_of_the_permutahedron_of_jax(phi, p, hard):
+    """With their gradients, as NumPy has them in float64."""
+    rng, batch_ = np.random.default_rng(0), batch("mask", p, 33)
+    x, lam = batch_.x[:1_000].copy(), batch_.lam[:1_000] * (0.0 if hard else 1.0)
+    x[::3] = x[::3].round(1)  # with ties
+    w = (rng.normal(size=x.shape) if phi == "identity" else rng.random(x.shape)).astype(np.float32)
+    w[::5, :9] = 0.0
+
+    def both(x, w, lam):
+        f = lambda x: st.permutahedron_value(x, w, lam, p=p, phi=phi)  # noqa: E731
+        value, pull = jax.vjp(f, x)
+        return value, *pull(jax.numpy.ones_like(value))
+
+    value, slope = computed(both, "core", x, w, lam)
+    want = [sparsetopk.permutahedron_value(*at, p=p, phi=phi) for at in zip(x, w, lam, strict=True)]
+    y = [sparsetopk.permutahedron(*at, p=p, phi=phi) for at in zip(x, w, lam, strict=True)]
+    size = 1 + np.abs(want) + np.abs(x * w).sum(-1)
+    assert (np.abs(value - want) <= 16 * EPS32 * size).all()
+    steep = max(1.0, 1 / (p - 1)) * (1 + np.abs(y).max(-1, keepdims=True)) * (1 + np.abs(x)) ** 2
+    error = np.abs(slope - y) / (EPS32 * steep * (1 + 1 / np.where(hard, 1, lam)))
+    assert error.max() <= 64, (error.max(), np.unravel_index(error.argmax(), error.shape))
+
+
+@pytest.mark.parametrize("name", ["half_sq_support_norm", "support_negentropy"])
+def test_conjugates_of_jax(name):
+    """In float64, with gradients in y and k, which may be real, 0 or n; and outside of the domain."""
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=(5_000, 33)).astype(np.float32)
+    k = rng.choice([0.0, 1.0, 2.5, 5.0, 32.5, 33.0], size=(5_000, 1)).astype(np.float32)
+    if name == "support_negentropy":
+        y[1:] = np.abs(y[1:])
+    y[::7] = y[::7].round(1)
+    y[3], y[4, 5], y[5, 5] = 0.0, np.nan, np.inf
+
+    def both(y, k):
+        value, pull = jax.vjp(lambda y, k: getattr(st, name)(y, k), y, k)
+        return value, *pull(jax.numpy.ones_like(value))
+
+    value, in_y, in_k = computed(both, "core", y, k)
+    want = np.concatenate([getattr(sparsetopk, name)(*at) for at in ((y.astype(np.float64), k),)])
+    np.testing.assert_allclose(value, want, rtol=3e-6, atol=3e-6)
+    with in_xla_operations(), jax.enable_x64(True):
+        at = (jax.numpy.asarray(v, np.float64) for v in (y, k))
+        _, *slopes = jax.jit(both)(*at)
+    for found, slope in zip((in_y, in_k), slopes, strict=True):
+        size = 1 + np.abs(slope)
+        # What is 0 in y log(y) has the log of the smallest number, which each dtype has its own of.
+        rows = ~(y == 0).any(-1) | (name == "half_sq_support_norm")
+        error = (np.abs(found - slope) / size)[rows]
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(slope))
+        assert np.nanmax(error) <= 1e-5, np.nanmax(error)
+
+
+@every_p
 @pytest.mark.parametrize("descending", [True, False])
 def test_lams_for_ranks_of_jax(p, descending):
     """The core in float32 and NumPy in float64 find the same."""

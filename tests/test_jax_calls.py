@@ -133,6 +133,18 @@ def test_only_what_a_platform_uses_is_traced():
             )
         ),
         (st.choose_rank_lam, ["choose_rank_lam"]),
+        *(
+            (jax.grad(lambda x, f=f: f(x).sum()), names)
+            for f, names in (
+                (
+                    lambda x: st.permutahedron_value(x, np.arange(20_000.0), 0.1),
+                    ["permutahedron_value"],
+                ),
+                (lambda x: st.owl_norm(x, np.ones(20_000, np.float32)), ["permutahedron_value"]),
+                (lambda x: st.half_sq_support_norm(x, 5), ["conjugate"]),
+                (lambda x: st.support_negentropy(x, 5), ["conjugate"]),
+            )
+        ),
     ):
         text = jax.jit(f).lower(long).as_text()
         assert sorted(re.findall(r"@sparsetopk_(\w+)\(", text)) == names

@@ -295,6 +295,33 @@ def test_the_calls_for_losses_and_ranks_say_what_is_wrong():
     ):
         with pytest.raises(jax.errors.JaxRuntimeError, match=message):
             in_core("target_loss", *at, targets, results=found, **attributes | wrong)
+    for name, given, wrong, found_, message in (
+        (
+            "conjugate",
+            at[:3],
+            {"phi": np.int32(0)},
+            [number, found[1], number],
+            "phi must be 1 or 3",
+        ),
+        (
+            "conjugate",
+            at[:3],
+            {"phi": np.int32(1)},
+            [number, number, number],
+            "in_x must have shape",
+        ),
+        (
+            "permutahedron_value",
+            (x, x, row),
+            {"phi": np.int32(4)},
+            found,
+            r"phi must be in \[0, 3\]",
+        ),
+        ("permutahedron_value", (x, row, row), {"phi": np.int32(0)}, found, "w must have shape"),
+    ):
+        more = {"exponent": np.float64(1)} if name == "permutahedron_value" else {}
+        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+            in_core(name, *given, results=found_, **wrong, **more)
     attributes = {
         "exponent": np.float64(1),
         "size": np.float64(2),

@@ -5,13 +5,11 @@ from __future__ import annotations
 import jax.numpy as jnp  # noqa: F401 (the examples use it)
 from jax import Array
 
-from ..._maths.norms import conjugate_of_top_k
 from ..._maths.operator import Count
-from ..._maths.scalars import Phi
 from ..._types import PhiName
-from .._rows import namespace as xp
 from .._rows.arguments import Number, Rows, check_k, check_number, compute_dtype, exact
 from .._rows.compiled import compiled, scalars
+from .._rows.values import conjugate_of_rows
 from .polytope import permutahedron_value
 
 
@@ -66,4 +64,4 @@ def _conjugate_of_top_k(y: Array, k: Number, axis: int, phi: PhiName) -> Array:
 def _evaluate(y: Array, k: Array | Count, axis: int, phi: PhiName) -> Array:
     rows = Rows("y", y, axis)
     values = rows.data.astype(compute_dtype(y))
-    return rows.restore_scalars(conjugate_of_top_k(xp, values, rows.split(k), Phi(xp, phi)))
+    return rows.restore_scalars(conjugate_of_rows(values, rows.split(k), phi))

@@ -29,6 +29,7 @@ from .._rows.compiled import compiled, entries, scalars
 from .._rows.isotonic import IsotonicSetting
 from .._rows.lam import choose_rank_lam as choose_rank_lam_of_rows
 from .._rows.permuted import Relaxed, y_of
+from .._rows.values import permutahedron_value as permutahedron_value_of_rows
 
 
 def setting_of(
@@ -71,7 +72,11 @@ def _value(
     x: Array, w: Array, lam: Number, axis: int, setting: IsotonicSetting
 ) -> tuple[Array, Array]:
     rows = Rows("x", x, axis)
-    relaxed = Relaxed.of(rows.data, _along(rows, w), rows.per_row(lam), setting)
+    at = rows.data, _along(rows, w), rows.per_row(lam)
+    if setting.rule is None:
+        value = permutahedron_value_of_rows(*at, setting)
+        return rows.restore_scalars(value), rows.unflatten(jnp.zeros_like(value))
+    relaxed = Relaxed.of(*at, setting)
     return rows.restore_scalars(relaxed.value()), rows.unflatten(relaxed.residual)
 
 

@@ -8,6 +8,7 @@ results, and a batch is one more leading axis.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -189,3 +190,30 @@ def alike(arrays: Sequence[Array]) -> list[Array]:
         lax.pcast(array, tuple(every - own), to="varying") if every - own else array
         for array, own in zip(arrays, each, strict=True)
     ]
+
+
+def tangent_call(name: str, types: Types, function: Function) -> RowCall:
+    """The derivative of ``function(*at, **params)`` as a call of ``at``, and of the tangents of what
+    ``moves`` says: nothing of it is traced before it is lowered, or differentiated again."""
+
+    def tangent(*arguments: Array, moves: tuple[bool, ...], **params: Any) -> list[Array]:
+        at, given = arguments[: len(moves)], iter(arguments[len(moves) :])
+        moved = [next(given) if live else None for live in moves]
+        return list(derivative_of(function)(at, moved, **params)[1])
+
+    call = RowCall(name, lambda *v, moves, **params: types(*v[: len(moves)], **params), tangent)
+
+    @call.def_transpose
+    def _(
+        cotangents: Sequence[Any], at: Sequence[Array], moves: tuple[bool, ...], **params: Any
+    ) -> list[Array]:
+        like = [jnp.zeros_like(v) for v, live in zip(at, moves, strict=True) if live]
+        linear = partial(promoting(tangent), *at, moves=moves, **params)
+        found = jax.eval_shape(linear, *like)
+        given = [
+            jnp.zeros(v.shape, v.dtype) if g is None else g
+            for g, v in zip(cotangents, found, strict=True)
+        ]
+        return list(jax.linear_transpose(linear, *like)(given))
+
+    return call
