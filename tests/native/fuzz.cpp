@@ -32,6 +32,7 @@
 #include "parallel.hpp"
 #include "pieces.hpp"
 #include "selection.hpp"
+#include "targets.hpp"
 
 #ifdef SPARSETOPK_X86
 #include <immintrin.h>
@@ -407,6 +408,49 @@ void fuzz_loss(const char* dtype, const Setting& setting, const char* content, s
   }
 }
 
+// Losses with any targets: without a completion that of weights, whichever type they have; and the same by any number of
+// threads.
+template <class X>
+void fuzz_completed_loss(const char* dtype, const Setting& setting, const char* content, std::size_t n) {
+  const std::size_t rows = rows_of(n);
+  const std::vector<X> x = make_rows<X>(content, rows, n, n);
+  const auto choices = ks(n);
+  std::vector<double> k(rows), lam(rows), doubles(rows * n), value(rows), again(rows);
+  for (double& one : k) one = choices[below(choices.size())];
+  for (double& one : lam) one = kLams[below(std::size(kLams))];
+  std::vector<float> singles(rows * n);
+  for (std::size_t i = 0; i < singles.size(); ++i) doubles[i] = singles[i] = below(3) == 0 ? float(uniform()) : 0;
+  std::vector<std::int64_t> labels(rows);
+  for (std::int64_t& label : labels) label = below(4) == 0 ? -100 : std::int64_t(below(n + 1));
+  std::vector<State> state(rows);
+  std::vector<X> slope(rows * n), same(rows * n);
+  const auto table = response_table(setting.exponent);
+  Problem problem{setting.op, setting.exponent, false, dtype_of<X>(), rows, n,          n, x.data(), k.data(),
+                  1,          lam.data(),       1,     state.data(),  1,    table.get()};
+  begin_call("completed loss of %s of %s, %s, n = %zu", setting.name, dtype, content, n);
+  loss(problem, {nullptr, 0, false, doubles.data()}, slope.data(), value.data());
+  for (const TargetRows& weights :
+       {TargetRows{nullptr, 0, singles.data(), nullptr}, TargetRows{nullptr, 0, nullptr, doubles.data()}}) {
+    completed_loss(problem, weights, Completion::none, 0, same.data(), again.data());
+    bool equal = true;
+    for (std::size_t i = 0; i < rows; ++i)
+      equal &= value[i] == again[i] || (value[i] != value[i] && again[i] != again[i]);
+    check(same_bits(slope, same) && equal, "weights of either type");
+  }
+  const Completion completion = Completion(below(3));
+  const double smoothing = completion == Completion::best || below(2) == 0 ? 0 : uniform();
+  const bool by_labels = below(2) == 0;
+  const TargetRows targets{by_labels ? labels.data() : nullptr, -100, by_labels ? nullptr : singles.data(), nullptr};
+  completed_loss(problem, targets, completion, smoothing, slope.data(), value.data());
+  problem.threads = 3;
+  completed_loss(problem, targets, completion, smoothing, same.data(), again.data());
+  check(same_bits(slope, same) && same_bits(value, again), "three threads differ from one");
+  for (std::size_t row = 0; row < rows && by_labels; ++row) {
+    if (labels[row] == -100) check(value[row] == 0, "the loss of a row that does not count", value[row], 0);
+    if (labels[row] == std::int64_t(n)) check(value[row] != value[row], "a label that is no class", value[row]);
+  }
+}
+
 template <class X>
 void fuzz_selection(const char* dtype, const char* content, std::size_t n) {
   const std::vector<X> y = make_rows<X>(content, 1, n, n);
@@ -728,6 +772,7 @@ void fuzz_dtype(const char* dtype, std::size_t n) {
         fuzz_flushed<X>(dtype, setting, content, n);
         const bool mask = setting.op == Operator::mask || setting.op == Operator::two_sided;
         if (mask && n > 0) fuzz_loss<X>(dtype, setting, content, n);
+        if (mask && n > 0) fuzz_completed_loss<X>(dtype, setting, content, n);
         if (setting.op == Operator::mask && n > 0) fuzz_selection<X>(dtype, content, n);
         if (n > 0) fuzz_solved_slots<X>(dtype, setting, content, n);
         if (n > 0 && setting.op != Operator::sign) fuzz_chosen_lam<X>(dtype, setting, content, n);
@@ -829,6 +874,42 @@ void fuzz_permutahedron(const char* content, std::size_t n, double exponent, Phi
   }
 }
 
+// Values of the permutahedron and of its conjugate, and a lam for ranks: numbers where all is finite and in the domain.
+template <class T>
+void fuzz_values(const char* content, std::size_t n, double exponent, PhiName phi) {
+  const std::size_t rows = rows_of(n);
+  const std::vector<T> x = make_rows<T>(content, rows, n, n);
+  std::vector<T> w(rows * n), lam(rows), y(rows * n), value(rows), y_again(rows * n), again(rows), in_k(rows);
+  std::vector<double> k(rows), chosen(rows), chosen_again(rows);
+  for (T& one : w) one = T(uniform());
+  for (T& one : lam) one = T(kLams[below(std::size(kLams))]);
+  for (double& one : k) one = double(below(n + 1)) + (below(2) == 0 ? 0 : 0.5);
+  begin_call("values of %s, n = %zu, %zu bytes", content, n, sizeof(T));
+  const auto same_by_threads = [&](const auto& call) {
+    call(y.data(), value.data(), 1);
+    call(y_again.data(), again.data(), 3);
+    check(same_bits(y, y_again) && same_bits(value, again), "three threads differ from one");
+  };
+  same_by_threads([&](T* of_y, T* of_value, std::size_t threads) {
+    evaluate_permutahedron<T>(phi, exponent, rows, n, x.data(), w.data(), lam.data(), of_y, of_value, threads);
+  });
+  if (phi == PhiName::half_square || phi == PhiName::exp)
+    same_by_threads([&](T* of_y, T* of_value, std::size_t threads) {
+      conjugate_of_top_k<T>(phi, rows, n, x.data(), k.data(), of_value, of_y, in_k.data(), threads);
+    });
+  const RankSearch search{exponent, 1 + uniform() * double(n), sizeof(T) == 4 ? 1e-36 : 1e-300, below(2) == 0};
+  choose_rank_lam<T>(search, rows, n, x.data(), chosen.data(), 1);
+  choose_rank_lam<T>(search, rows, n, x.data(), chosen_again.data(), 3);
+  check(same_bits(chosen, chosen_again), "three threads differ from one");
+  for (std::size_t row = 0; row < rows; ++row) {
+    bool bad = false;
+    for (std::size_t j = row * n; j < (row + 1) * n; ++j) bad |= x[j] != x[j] || double(x[j]) == kInf;
+    check(bad ? chosen[row] != chosen[row] : chosen[row] > 0 && chosen[row] < kInf, "a lam for ranks", chosen[row]);
+    if (k[row] > double(n))
+      check(phi == PhiName::identity || phi == PhiName::abs || value[row] != value[row], "a bad k");
+  }
+}
+
 void fuzz_isotonic(std::size_t n) {
   constexpr double exponents[] = {1, 2, 3, 5, 0.5};
   for (const char* content : kContents) {
@@ -841,6 +922,8 @@ void fuzz_isotonic(std::size_t n) {
         if (uniform() > 2 * repeats) continue;
         fuzz_permutahedron<float>(content, n, exponent, phi);
         fuzz_permutahedron<double>(content, n, exponent, phi);
+        if (n > 0) fuzz_values<float>(content, n, exponent, phi);
+        if (n > 0) fuzz_values<double>(content, n, exponent, phi);
       }
   }
 }
