@@ -170,6 +170,7 @@ class LaneRows {
   const Asked<T>& asked_;
   const Kind& kind_;
   V lo_, hi_;  // the root delta is between them
+  F ends_;     // the lanes in which that is sure; else hi_ may be below the root
   V density_;  // how fast sum z grows with delta, roughly
   F done_;
   V whole_{};  // how many keys were left out as they are selected whole
@@ -275,7 +276,7 @@ void LaneRows<Kind, T>::bracket_between(const LaneBoundary<T>& boundary) {
   solved = asked_.fits & boundary.finite;
   pivot = boundary.below;
   lo_ = all_lanes(T(Kind::zero)), hi_ = alone - (boundary.above - boundary.below) * asked_.inverse;
-  density_ = V{};
+  density_ = V{}, ends_ = ~F{};
   done_ = hi_ <= lo_;  // the gap is too wide to pool anything
   delta = done_ ? lo_ : (lo_ + hi_) / 2;
 }
@@ -311,6 +312,7 @@ void LaneRows<Kind, T>::guess(NormalGuess& normal) {
   // Where lam is so small that ``low`` is rounded to the smallest entry, the root is between them still.
   const V alone = kMagnitude ? row.smallest / (1 + lam) : all_lanes(T(1));
   const F exact = kMagnitude ? alone >= low : ~F{};
+  ends_ = exact;
   hi_ = exact ? larger_lanes(hi_, (pivot - row.smallest) * asked_.inverse + alone) : hi_;
 }
 
@@ -321,7 +323,7 @@ void LaneRows<Kind, T>::guess_others(F few, NormalGuess& normal) {
   guess(normal);
   pivot = few ? other.pivot : pivot, delta = few ? other.delta : delta, solved = few ? other.solved : solved;
   lo_ = few ? other.lo_ : lo_, hi_ = few ? other.hi_ : hi_, density_ = few ? other.density_ : density_;
-  done_ = few ? other.done_ : done_;
+  done_ = few ? other.done_ : done_, ends_ = few ? other.ends_ : ends_;
 }
 
 // The signed mask: whether the threshold is 0, where fewer than k are selected.
@@ -346,7 +348,7 @@ void LaneRows<Kind, T>::iterate() {
   const V finest = kMagnitude ? smaller_lanes(one, inverse) : one;  // v = from - lam at has its digits too
   V lo = lo_, hi = hi_, value_lo = -k, value_hi = counts_ - k, from = pivot, at = delta;
   V width = hi - lo, last_side{};
-  F done = done_ | ~solved, good = solved;
+  F done = done_ | ~solved, good = solved, below = ends_;  // below hi, as is known
   known = done_;
   for (int step = 0; step < kMostSteps && bits_of(~done) != 0; ++step) {
     if constexpr (!kLinear<Kind>)
@@ -360,6 +362,7 @@ void LaneRows<Kind, T>::iterate() {
     const V left = asked_.left(sums.above), value = mass - left;
     const F low = (value <= 0) & ~done, high = (value >= 0) & ~done;
     const F new_lo = low & (last_side < 0), new_hi = high & (last_side > 0);
+    below |= high;
     lo = low ? at : lo, hi = high ? at : hi;
     V newton = at - value / larger_lanes(slope, all_lanes(kTiny));
     if constexpr (!kLinear<Kind>) newton = root_from(sums, left, at);
@@ -374,7 +377,7 @@ void LaneRows<Kind, T>::iterate() {
     }
     const F stuck = (room <= 4 * rounding) | (between & (absolute_lanes(newton - at) <= rounding));
     const F stops = (met | stuck) & ~done;
-    good &= ~stops | (size <= T(1e-4) * scale);
+    good &= ~stops | ((size <= T(1e-4) * scale) & (met | below));
     // Where the entries that are whole leave nothing of k, no other may be left over v, not even by rounding: output and
     // slope would not be 0. threshold.hpp sees to that.
     if (kMagnitude) good &= ~(stops & (sums.mass > 0) & (left <= 0));
