@@ -74,7 +74,11 @@ Neighbours neighbours(const Pieces& pieces, double cut) {
 
 Masses masses(const Pieces& pieces, const Spread& row) {
   Masses total{0, 0, 0};
-  for (const Masses& part : results(pieces, [&](Piece& piece) { return kernels.masses(piece, row); }))
+  Spread asked = row;
+  asked.in_float = true;
+  for (std::size_t i = 0; i < pieces.count; ++i)
+    asked.in_float &= pieces.begin[i].dtype != std::int64_t(Dtype::float64);
+  for (const Masses& part : results(pieces, [&](Piece& piece) { return kernels.masses(piece, asked); }))
     total.mass += part.mass, total.slope += part.slope, total.above += part.above;
   return total;
 }

@@ -15,7 +15,7 @@ from ..._types import Completion, PhiName, Reduction
 from .._fused import loss as fused_loss
 from .._fused import rows as fused
 from .._fused import traced
-from .._fused.kernels import check_not_onnx, has
+from .._fused.kernels import check_not_onnx
 from .._fused.loss import Call, one_hot
 from .._fused.registered import register
 from .._rows.arguments import (
@@ -123,7 +123,8 @@ def topk_loss(
     asked = _Asked(completion, reduction, label_smoothing, ignore_index, weight)
     if _is_short(logits, targets, k, lam, dim, asked):
         rows = Rows("logits", logits, logits.ndim - 1, True)
-        if has(operator) and not on_gpu.takes_loss(rows, k, lam, operator):
+        fast = fused_loss.takes(rows, k, lam, operator)
+        if fast and not on_gpu.takes_loss(rows, k, lam, operator):
             return fused_loss.loss_of(logits, _short_call(rows, targets, k, lam, operator, asked))
     rows = _rows_of(logits, dim)
     check_k_and_lam(rows, k, lam)

@@ -20,6 +20,8 @@ from . import rows as fused
 
 def takes(rows: Rows, k: Number, lam: Number, operator: Operator, *others: Tensor | None) -> bool:
     """Whether the kernel can be called, and no derivative but that in x is wanted."""
+    if rows.simple and not others:
+        return kernels.has(operator)
     return (
         kernels.has(operator)
         and is_plain(rows.x, k, lam, *others)
