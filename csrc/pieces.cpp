@@ -76,8 +76,8 @@ Masses masses(const Pieces& pieces, const Spread& row) {
   Masses total{0, 0, 0};
   Spread asked = row;
   asked.in_float = true;
-  for (std::size_t i = 0; i < pieces.count; ++i)
-    asked.in_float &= pieces.begin[i].dtype != std::int64_t(Dtype::float64);
+  for (const int is_double : results(pieces, [](Piece& piece) { return int(piece.dtype == int(Dtype::float64)); }))
+    asked.in_float &= is_double == 0;
   for (const Masses& part : results(pieces, [&](Piece& piece) { return kernels.masses(piece, asked); }))
     total.mass += part.mass, total.slope += part.slope, total.above += part.above;
   return total;

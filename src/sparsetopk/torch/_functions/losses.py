@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -121,16 +121,12 @@ def topk_loss(
     check_loss(completion, reduction, label_smoothing, ignore_index)
     operator = Operator(TWO_SIDED if two_sided else MASK, check_exponent(p), False)
     asked = _Asked(completion, reduction, label_smoothing, ignore_index, weight)
-    if _is_short(logits, targets, k, lam, dim, asked):
-        rows = Rows("logits", logits, logits.ndim - 1, True)
-        fast = fused_loss.takes(rows, k, lam, operator)
-        if fast and not on_gpu.takes_loss(rows, k, lam, operator):
-            return fused_loss.loss_of(logits, _short_call(rows, targets, k, lam, operator, asked))
+    if (call := _short_call(logits, targets, k, lam, dim, operator, asked)) is not None:
+        return fused_loss.loss_of(logits, call)
     rows = _rows_of(logits, dim)
     check_k_and_lam(rows, k, lam)
     t = _targets(targets, rows)
-    if weight is not None:
-        check_class_weights(tuple(check_float_tensor("weight", weight).shape), rows.n)
+    _check_weight(weight, rows.n)
     if on_gpu.takes_loss(rows, k, lam, operator, t, weight):
         loss = on_gpu.loss(rows, t, k, lam, operator, *asked)
         return _in_shape(rows, loss, reduction)
@@ -140,30 +136,31 @@ def topk_loss(
     return _in_shape(rows, composed(rows, t, k, lam, operator, *asked), reduction)
 
 
-def _is_short(
-    logits: object, targets: object, k: Number, lam: Number, dim: Dim, asked: _Asked
-) -> bool:
-    """Whether the loss is what it is in most calls, of labels: then one call of the core gives it, and
-    little is left to check."""
-    return (
-        asked.weight is None
-        and not asked.label_smoothing
-        and asked.completion != "best"
-        and asked.reduction != "none"
-        and is_simple(logits, k, lam, dim)
-        and is_simple_labels(targets, cast(Tensor, logits))
-        and not torch.is_autocast_enabled("cpu")
-    )
-
-
 def _short_call(
-    rows: Rows, t: Tensor, k: Number, lam: Number, operator: Operator, asked: _Asked
-) -> Call:
-    if asked.completion is not None:
-        _check_one_label(asked.completion, float(k))
-    t = t if t.ndim == 1 else t.reshape(-1)
-    how = (asked.completion, asked.ignored, None, None, asked.reduction)
-    return Call(rows.dim, t, float(k), float(lam), operator, *how)
+    logits: Tensor,
+    targets: Tensor,
+    k: Number,
+    lam: Number,
+    dim: int,
+    operator: Operator,
+    asked: _Asked,
+) -> Call | None:
+    """What is asked in most calls, of labels, with its arguments checked: one call of the core gives the
+    loss. None for any other."""
+    completion, reduction, smoothing, ignored, weight = asked
+    if weight is not None or smoothing or completion == "best" or reduction == "none":
+        return None
+    if not (is_simple(logits, k, lam, dim) and is_simple_labels(targets, logits)):
+        return None
+    if torch.is_autocast_enabled("cpu"):
+        return None
+    k, lam, rows = float(k), float(lam), Rows("logits", logits, logits.ndim - 1, True)
+    if on_gpu.takes_loss(rows, k, lam, operator) or not fused_loss.takes(rows, k, lam, operator):
+        return None
+    if completion is not None:
+        _check_one_label(completion, k)
+    t = targets if targets.ndim == 1 else targets.reshape(-1)
+    return Call(rows.dim, t, k, lam, operator, completion, ignored, None, None, reduction)
 
 
 def _rows_of(logits: Tensor, dim: int) -> Rows:
@@ -254,6 +251,11 @@ def _targets(targets: object, rows: Rows) -> Tensor:
         )
     _check_values(targets, lambda t: (t >= 0) & (t <= 1), "targets must be in [0, 1]")
     return rows.tangent(targets)
+
+
+def _check_weight(weight: Tensor | None, n: int) -> None:
+    if weight is not None:
+        check_class_weights(tuple(check_float_tensor("weight", weight).shape), n)
 
 
 def _check_values(values: Tensor, is_good: Callable[[Tensor], Tensor], message: str) -> None:
