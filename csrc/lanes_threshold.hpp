@@ -155,6 +155,8 @@ class LaneRows {
   void bracket_between(const LaneBoundary<T>& boundary);
   void guess(NormalGuess& normal);
   void guess_others(F few, NormalGuess& normal);
+  F looks_wide() const;
+  V wide_start(const LaneMoments<T>& row, V deviation) const;
   void start_at_zero();
   void finish();
   SPARSETOPK_LOOP void iterate();
@@ -281,6 +283,33 @@ void LaneRows<Kind, T>::bracket_between(const LaneBoundary<T>& boundary) {
   delta = done_ ? lo_ : (lo_ + hi_) / 2;
 }
 
+// Masks whose lam is more than what entries differ by: hardly one is selected whole, and the boundary tells nothing of v.
+template <class Kind>
+constexpr bool kMayBeWide = kLinear<Kind> && !Kind::kMagnitude && !Kind::kAbsolute;
+
+// Whether lam seems to be such, by sixteen entries.
+template <class Kind, class T>
+Flags<T> LaneRows<Kind, T>::looks_wide() const {
+  constexpr std::size_t kTaken = 16;
+  V smallest = keys_[0], largest = keys_[0];
+  for (std::size_t i = 1; i < kTaken; ++i) {
+    const V key = keys_[i * n_ / kTaken];
+    smallest = smaller_lanes(smallest, key), largest = larger_lanes(largest, key);
+  }
+  return asked_.lam > 2 * (largest - smallest);
+}
+
+// The v with sum_i max(x_i - v, 0) = lam k, were the entries normal: below their mean by lam k/n where all are over v, and
+// by less where some are not. Roughly: Newton's method does the rest.
+template <class Kind, class T>
+Vector<T> LaneRows<Kind, T>::wide_start(const LaneMoments<T>& row, V deviation) const {
+  constexpr int kMantissa = sizeof(T) == 4 ? 23 : 52, kBias = sizeof(T) == 4 ? 127 : 1023;
+  const V below = asked_.lam * asked_.k * (1 / T(n_)), c = below / larger_lanes(deviation, all_lanes(T(1e-30)));
+  const V log2 = __builtin_convertvector((F)c, V) * T(1 / double(std::int64_t(1) << kMantissa)) - T(kBias);
+  const V less = c < T(0.5) ? T(-0.3) * log2 : T(0.16) / (c * (1 + c * c * c / 2));
+  return row.mean - below + less * deviation;
+}
+
 // From mean and deviation, as bracket.hpp does for a single row; where tails are heavy, from a sample.
 template <class Kind, class T>
 void LaneRows<Kind, T>::guess(NormalGuess& normal) {
@@ -303,7 +332,11 @@ void LaneRows<Kind, T>::guess(NormalGuess& normal) {
   }
   // An entry is selected by halves where it is lam/2 over the threshold; further for a steep S.
   const T half = Kind::zero == 0 ? T(kind_.exponent / (kind_.exponent + 1)) : 0;  // on average
-  const V start = kMagnitude ? boundary / (1 + lam / 2) : boundary - lam * half;
+  V start = kMagnitude ? boundary / (1 + lam / 2) : boundary - lam * half;
+  if constexpr (kMayBeWide<Kind>) {
+    const F wide = lam > row.largest - row.smallest;
+    start = wide ? wide_start(row, deviation) : start, density_ = wide ? V{} : density_;
+  }
   const V low = kMagnitude ? larger_lanes(row.smallest / (1 + lam), row.largest * kEpsilon) : row.smallest - lam;
   const V high = row.largest - lam * T(Kind::zero);
   solved = asked_.fits & row.finite, done_ = F{};
@@ -427,7 +460,9 @@ void LaneRows<Kind, T>::iterate() {
 
 template <class Kind, class T>
 void LaneRows<Kind, T>::solve(NormalGuess& normal) {
-  const F few = asked_.below <= T(kRanks);
+  F few = asked_.below <= T(kRanks);
+  if constexpr (kMayBeWide<Kind>)
+    if (n_ > 16) few &= ~looks_wide();
   if (n_ <= 8) {
     bracket_between(boundary_of_few<8, T>(keys_, n_, asked_));
   } else if (n_ <= 16) {
