@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <initializer_list>
 #include <limits>
@@ -21,6 +22,7 @@
 #include "parallel.hpp"
 #include "problem.hpp"
 #include "selection.hpp"
+#include "targets.hpp"
 #include "xla/ffi/api/ffi.h"
 
 #ifdef __linux__
@@ -40,13 +42,16 @@ using Shape = std::vector<std::int64_t>;
 // The static arguments of a call, by the names that JAX gives them: of a handler's signature they are the part that
 // XLA cannot tell by types alone.
 constexpr char kOp[] = "op", kExponent[] = "exponent", kDebias[] = "debias", kIgnored[] = "ignored",
-               kSpread[] = "spread", kFractional[] = "fractional", kLeast[] = "least", kPhi[] = "phi",
-               kFloor[] = "floor", kInW[] = "in_w";
+               kCompletion[] = "completion", kSmoothing[] = "smoothing", kSize[] = "size", kDescending[] = "descending",
+               kFractional[] = "fractional", kLeast[] = "least", kPhi[] = "phi", kFloor[] = "floor", kInW[] = "in_w";
 using Op = ffi::Attr<std::int32_t, kOp>;
 using Exponent = ffi::Attr<double, kExponent>;
 using Debias = ffi::Attr<bool, kDebias>;
 using Ignored = ffi::Attr<std::int64_t, kIgnored>;
-using Spread = ffi::Attr<bool, kSpread>;
+using CompletedBy = ffi::Attr<std::int32_t, kCompletion>;
+using Smoothing = ffi::Attr<double, kSmoothing>;
+using Size = ffi::Attr<double, kSize>;
+using Descending = ffi::Attr<bool, kDescending>;
 using Fractional = ffi::Attr<std::int64_t, kFractional>;
 using Least = ffi::Attr<double, kLeast>;
 using Phi = ffi::Attr<std::int32_t, kPhi>;
@@ -331,17 +336,19 @@ Error value(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, Result 
 
 XLA_FFI_DEFINE_HANDLER(value_handler, translated(value));
 
-// Class indices for the core. One that is no class is ignored by it; its rows are in ``bad``.
-std::vector<std::int64_t> labels_of(const AnyBuffer& labels, std::size_t n, std::int64_t ignored,
-                                    std::vector<std::size_t>& bad) {
-  const auto read = [&](const auto* from) {
-    std::vector<std::int64_t> found(from, from + labels.element_count());
-    for (std::size_t i = 0; i < found.size(); ++i)
-      if (found[i] != ignored && (found[i] < 0 || std::size_t(found[i]) >= n)) found[i] = ignored, bad.push_back(i);
-    return found;
-  };
+// Class indices for the core.
+std::vector<std::int64_t> labels_of(const AnyBuffer& labels) {
+  const auto read = [&](const auto* from) { return std::vector<std::int64_t>(from, from + labels.element_count()); };
   if (labels.element_type() == DataType::S32) return read(labels.typed_data<std::int32_t>());
   return read(labels.typed_data<std::int64_t>());
+}
+
+// The rows whose label is no class; the kernel is told to ignore these.
+std::vector<std::size_t> without_class(std::vector<std::int64_t>& labels, std::size_t n, std::int64_t ignored) {
+  std::vector<std::size_t> bad;
+  for (std::size_t i = 0; i < labels.size(); ++i)
+    if (labels[i] != ignored && (labels[i] < 0 || std::size_t(labels[i]) >= n)) labels[i] = ignored, bad.push_back(i);
+  return bad;
 }
 
 // A row of NaN.
@@ -353,35 +360,68 @@ void spoil(const AnyBuffer& rows, std::size_t row, std::size_t n) {
   fill(static_cast<std::uint16_t*>(rows.untyped_data()), std::uint16_t(half ? 0x7e00 : 0x7fc0));
 }
 
-// The loss of every row for its label, and its gradient y - t; NaN where the label is no class.
-Error label_loss(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, AnyBuffer labels, Result found,
-                 Result slope, Op op, Exponent exponent, Ignored ignored, Spread spread) {
+// The losses of rows with labels, compared with these alone or spread.
+std::vector<double> loss_of_labels(const Problem& problem, const AnyBuffer& targets, std::int64_t ignored, bool spread,
+                                   const AnyBuffer& slope) {
+  std::vector<double> values(problem.rows);
+  std::vector<std::int64_t> labels = labels_of(targets);
+  const std::vector<std::size_t> bad = without_class(labels, problem.n, ignored);
+  loss(problem, {labels.data(), ignored, spread, nullptr}, slope.untyped_data(), values.data());
+  for (const std::size_t row : bad) {
+    values[row] = std::nan("");
+    spoil(slope, row, problem.n);
+  }
+  return values;
+}
+
+// Those with labels or weights, completed and smoothed in any way.
+std::vector<double> loss_of_targets(const Problem& problem, const AnyBuffer& targets, std::int64_t ignored,
+                                    Completion completion, double smoothing, const AnyBuffer& slope) {
+  std::vector<double> values(problem.rows);
+  std::vector<std::int64_t> labels;
+  TargetRows rows{nullptr, ignored, nullptr, nullptr};
+  if (targets.element_type() == DataType::F32)
+    rows.singles = targets.typed_data<float>();
+  else if (targets.element_type() == DataType::F64)
+    rows.doubles = targets.typed_data<double>();
+  else
+    labels = labels_of(targets), rows.labels = labels.data();
+  completed_loss(problem, rows, completion, smoothing, slope.untyped_data(), values.data());
+  return values;
+}
+
+// The loss of every row for its targets, and its gradient y - t; NaN where they are none.
+Error target_loss(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, AnyBuffer lam, AnyBuffer targets, Result found,
+                  Result slope, Op op, Exponent exponent, Ignored ignored, CompletedBy completion,
+                  Smoothing smoothing) {
   const Rows rows(x);
+  const DataType type = targets.element_type();
+  const bool labels = type == DataType::S32 || type == DataType::S64;
   Checker check;
   check_problem(check, rows, x, whole, frac, lam, *op);
-  check.dtype("labels", labels, {DataType::S32, DataType::S64});
-  check.shape("labels", labels, rows.per_row);
+  if (!labels) check.dtype("targets", targets, {DataType::S32, DataType::S64, DataType::F32, DataType::F64});
+  check.shape("targets", targets, labels ? rows.per_row : rows.shape);
   check_numbers(check, rows, "value", *found);
   check.dtype("slope", *slope, {x.element_type()});
   check.shape("slope", *slope, rows.shape);
   check.require(*op == int(Operator::mask) || *op == int(Operator::two_sided), "op", "be 0 or 3", std::to_string(*op));
+  check.require(*completion >= 0 && *completion <= int(Completion::best), "completion", "be in [0, 2]",
+                std::to_string(*completion));
+  check.require(*smoothing >= 0 && *smoothing <= 1, "smoothing", "be in [0, 1]", std::to_string(*smoothing));
   if (!check.passed()) return check.error();
 
   Numbers numbers(rows.count, whole, frac, lam);
-  std::vector<double> values(rows.count);
-  std::vector<std::size_t> bad;
-  const std::vector<std::int64_t> classes = labels_of(labels, rows.n, *ignored, bad);
-  loss(numbers.of(rows, x, *op, *exponent, false), {classes.data(), *ignored, *spread, nullptr}, slope->untyped_data(),
-       values.data());
-  for (const std::size_t row : bad) {
-    values[row] = std::nan("");
-    spoil(*slope, row, rows.n);
-  }
+  const Problem problem = numbers.of(rows, x, *op, *exponent, false);
+  const Completion by = Completion(*completion);
+  const bool plain = labels && by != Completion::best && *smoothing == 0;
+  const std::vector<double> values = plain
+                                         ? loss_of_labels(problem, targets, *ignored, by == Completion::spread, *slope)
+                                         : loss_of_targets(problem, targets, *ignored, by, *smoothing, *slope);
   store(*found, rows.count, [&](std::size_t i) { return values[i]; });
   return Error::Success();
 }
 
-XLA_FFI_DEFINE_HANDLER(label_loss_handler, translated(label_loss));
+XLA_FFI_DEFINE_HANDLER(target_loss_handler, translated(target_loss));
 
 // Rows to threads, some at a time, so that a short row costs no more than it must.
 struct SlotsOfRows {
@@ -545,6 +585,27 @@ Error chosen_lam(AnyBuffer x, AnyBuffer whole, AnyBuffer frac, Result lam, Op op
 
 XLA_FFI_DEFINE_HANDLER(chosen_lam_handler, translated(chosen_lam));
 
+// The lam of every row with which the blocks of its relaxed rank have so many entries on average.
+Error chosen_rank_lam(AnyBuffer x, Result lam, Exponent exponent, Size size, Descending descending, Least least) {
+  const Rows rows(x);
+  Checker check;
+  check.require(!rows.shape.empty(), "x", "have at least one axis", "a scalar");
+  check.dtype("x", x, {DataType::F32, DataType::F64});
+  check_numbers(check, rows, "lam", *lam);
+  check.require(*size >= 1, "size", "be at least 1", std::to_string(*size));
+  check.require(*least > 0 && *least < 1, "least", "be in (0, 1)", std::to_string(*least));
+  if (!check.passed()) return check.error();
+
+  std::vector<double> found(rows.count);
+  with_floats(x, [&](const auto* data) {
+    choose_rank_lam({*exponent, *size, *least, *descending}, rows.count, rows.n, data, found.data(), thread_count());
+  });
+  store(*lam, rows.count, [&](std::size_t i) { return found[i]; });
+  return Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER(chosen_rank_lam_handler, translated(chosen_rank_lam));
+
 // Rows of one type for the isotonic problem, and what is found of their entries.
 void check_blocks(Checker& check, const Rows& rows, const AnyBuffer& lam, const AnyBuffer& d, const AnyBuffer& block,
                   const AnyBuffer& paired) {
@@ -636,18 +697,49 @@ Error permutahedron_pulled(AnyBuffer lam, AnyBuffer d, AnyBuffer block, AnyBuffe
 
 XLA_FFI_DEFINE_HANDLER(permutahedron_pulled_handler, translated(permutahedron_pulled));
 
+// The arrays that rows were put together of, each from a multiple of ``width`` on. To XLA every copy would be a program
+// of its own.
+Error cut(AnyBuffer x, ffi::RemainingRets found, std::int64_t width) {
+  const Rows rows(x);
+  const std::size_t size = rows.count * rows.n > 0 ? x.size_bytes() / (rows.count * rows.n) : 0;
+  const char* from = static_cast<const char*>(x.untyped_data());
+  Checker check;
+  check.require(!rows.shape.empty(), "x", "have at least one axis", "a scalar");
+  check.require(width >= 1, "width", "be at least 1", std::to_string(width));
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < found.size() && check.passed(); ++i) {
+    auto each = found.get<AnyBuffer>(i);
+    if (!each.has_value()) return each.error();
+    const AnyBuffer& to = **each;
+    const Rows part(to);
+    check.dtype("parts", to, {x.element_type()});
+    check.require(part.per_row == rows.per_row, "parts", "have the rows of x", "others");
+    check.require(begin <= rows.n && part.n <= rows.n - begin, "parts", "have no more entries than x", "more");
+    if (!check.passed() || part.n == 0) continue;
+    char* out = static_cast<char*>(to.untyped_data());
+    for (std::size_t row = 0; row < rows.count; ++row)
+      std::memcpy(out + row * part.n * size, from + (row * rows.n + begin) * size, part.n * size);
+    begin += (part.n + std::size_t(width) - 1) / std::size_t(width) * std::size_t(width);
+  }
+  return check.passed() ? Error::Success() : check.error();
+}
+
+XLA_FFI_DEFINE_HANDLER(cut_handler, cut, ffi::Ffi::Bind().Arg<AnyBuffer>().RemainingRets().Attr<std::int64_t>("width"));
+
 }  // namespace
 
 const Handler handlers[] = {
+    {"sparsetopk_cut", reinterpret_cast<void*>(cut_handler)},
     {"sparsetopk_threshold", reinterpret_cast<void*>(threshold_handler)},
     {"sparsetopk_threshold_backward", reinterpret_cast<void*>(threshold_backward_handler)},
     {"sparsetopk_value", reinterpret_cast<void*>(value_handler)},
-    {"sparsetopk_label_loss", reinterpret_cast<void*>(label_loss_handler)},
+    {"sparsetopk_target_loss", reinterpret_cast<void*>(target_loss_handler)},
     {"sparsetopk_largest", reinterpret_cast<void*>(select_largest_handler)},
     {"sparsetopk_select", reinterpret_cast<void*>(select_solved_handler)},
     {"sparsetopk_select_straight", reinterpret_cast<void*>(select_hard_first_handler)},
     {"sparsetopk_select_backward", reinterpret_cast<void*>(select_pulled_handler)},
     {"sparsetopk_choose_lam", reinterpret_cast<void*>(chosen_lam_handler)},
+    {"sparsetopk_choose_rank_lam", reinterpret_cast<void*>(chosen_rank_lam_handler)},
     {"sparsetopk_permutahedron", reinterpret_cast<void*>(permutahedron_handler)},
     {"sparsetopk_permutahedron_backward", reinterpret_cast<void*>(permutahedron_pulled_handler)},
     {"sparsetopk_pav", reinterpret_cast<void*>(pav_handler)},

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <type_traits>
 #include <vector>
 
+#include "isotonic.hpp"
 #include "parallel.hpp"
 #include "parts.hpp"
 
@@ -173,7 +176,74 @@ class Windows {
   std::vector<Wide<X>> keys_;  // of a row
 };
 
+// The entries of a row that are there, in the order of their ranks, and what a solve of these needs.
+template <class T>
+class RankedRow {
+ public:
+  RankedRow(const RankSearch& asked, std::size_t n) : asked_(asked), s_(n), w_(n), d_(n), block_(n) {}
+
+  double choose(const T* x, std::size_t n) {
+    if (!read(x, n)) return std::nan("");
+    const double scale = scale_of();
+    if (count_ == 0) return scale;
+    Search search{scale, 0, 0, false, false, 0};
+    while (search.is_busy()) {
+      search.step(is_enough(search.lam), asked_.least);
+      look_now_and_then();
+    }
+    const double lam = (1 + 8 * kEpsilon) * (search.has_found ? search.found : scale);
+    return lam < kEpsilon * scale ? scale : lam;
+  }
+
+ private:
+  static constexpr double kEpsilon = std::numeric_limits<T>::epsilon();
+
+  // False if an entry is NaN or +inf.
+  bool read(const T* x, std::size_t n) {
+    count_ = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      if (!std::isfinite(x[i]) && !(x[i] < 0)) return false;
+      if (std::isfinite(x[i])) s_[count_++] = asked_.descending ? -double(x[i]) : double(x[i]);
+    }
+    std::sort(s_.begin(), s_.begin() + std::ptrdiff_t(count_), std::greater<>());
+    for (std::size_t i = 0; i < count_; ++i) w_[i] = double(count_ - i);
+    return true;
+  }
+
+  double scale_of() const {
+    const double range = count_ > 0 ? s_[0] / 2 - s_[count_ - 1] / 2 : 0;
+    const double distance = range / std::pow(std::max(double(count_), 1.0), 1 / asked_.exponent);
+    return std::clamp(distance > 0 ? distance : 1, asked_.least, 1 / asked_.least);
+  }
+
+  bool is_enough(double lam) {
+    solve_isotonic(PhiName::identity, asked_.exponent, 1, count_, s_.data(), w_.data(), &lam, d_.data(), block_.data());
+    std::size_t blocks = 0;
+    for (std::size_t i = 0; i < count_; ++i) blocks += block_[i] == std::int64_t(i);
+    return std::min(double(count_), asked_.size) * double(blocks) <= (1 + 1024 * kEpsilon) * double(count_);
+  }
+
+  RankSearch asked_;
+  std::size_t count_ = 0;
+  std::vector<double> s_, w_, d_;
+  std::vector<std::int64_t> block_;
+};
+
 }  // namespace
+
+template <class T>
+void choose_rank_lam(const RankSearch& asked, std::size_t rows, std::size_t n, const T* x, double* lam,
+                     std::size_t threads) {
+  constexpr std::size_t kEntries = 1 << 10;  // that a thread is given at once
+  const std::size_t together = std::max<std::size_t>(1, kEntries / std::max<std::size_t>(n, 1));
+  parallel_for((rows + together - 1) / together, threads, [&](std::size_t part) {
+    RankedRow<T> row(asked, n);
+    for (std::size_t i = part * together; i < std::min(rows, (part + 1) * together); ++i)
+      lam[i] = row.choose(x + i * n, n);
+  });
+}
+template void choose_rank_lam(const RankSearch&, std::size_t, std::size_t, const float*, double*, std::size_t);
+template void choose_rank_lam(const RankSearch&, std::size_t, std::size_t, const double*, double*, std::size_t);
 
 void choose_lam(const Problem& problem, std::size_t fractional, double least, double* lam) {
   if (problem.rows == 0 || problem.n == 0) return;

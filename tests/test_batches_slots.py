@@ -145,6 +145,75 @@ def test_losses_of_jax(kind, p, way):
     assert not slope[::10].any()
 
 
+def float64_best(kind, p, at, k, t):
+    """The value and the output of the best that selects all the labels t, by NumPy."""
+    others = np.where(t > 0, -np.inf, at.x)
+    left = np.maximum(np.floor(k) - t.sum(-1, keepdims=True), 0) + k % 1
+    options = {"p": p} | OPTIONS[kind]
+    value = sparsetopk.topk_value(others, left, at.lam, **options)
+    whole = (at.x * t - at.lam / p * t).sum(-1)
+    return value + whole, t + sparsetopk.topk_mask(others, left, at.lam, **options)
+
+
+@pytest.mark.parametrize(("way", "p"), [*(("core", p) for p in PS), ("XLA operations", 1.5)])
+@pytest.mark.parametrize("targets", ["soft", "smoothed", "best"])
+@pytest.mark.parametrize("kind", ["mask", "two-sided"])
+def test_losses_of_jax_with_any_targets(kind, targets, p, way):
+    """Weights that are filled up, labels that are smoothed, and the best that selects sets of labels."""
+    at, (y, *_) = some_rows(batch(kind, p, 33), expected(kind, p, 33), way)
+    rng, k = np.random.default_rng(0), np.maximum(at.k, np.float32(1))
+    labels = rng.integers(33, size=len(y))
+    one_hot = labels[:, None] == np.arange(33)
+    options = {"p": p, "reduction": "none"} | OPTIONS[kind]
+    if targets == "soft":
+        given = (rng.random(y.shape) * k / 33).astype(np.float32)
+        t = given.astype(np.float64)
+        sums = t.sum(-1, keepdims=True)
+        t = t + (1 - t) * (k - sums) / (33 - sums)
+    elif targets == "smoothed":
+        given, t = labels, 0.9 * one_hot + 0.1 / 33
+        options |= {"label_smoothing": 0.1, "completion": None}
+    else:
+        more = np.roll(one_hot, 7, axis=-1) & (k >= 2)
+        given = t = (one_hot | more).astype(np.float64)
+        options |= {"completion": "best"}
+
+    def both(x, k, lam):
+        loss = lambda x: st.topk_loss(x, jax.numpy.asarray(given), k, lam, **options)  # noqa: E731
+        value, pull = jax.vjp(loss, x)
+        return value, *pull(jax.numpy.ones_like(value))
+
+    value, slope = computed(both, way, at.x, k, at.lam)
+
+    def r(y):
+        return (y**p + (1 - y) ** p if kind == "two-sided" else y**p) * at.lam / p
+
+    want, taken = (at.x * y - r(y)).sum(-1), t
+    if targets == "best":
+        best, taken = float64_best(kind, p, at, k, t)
+        want = want - best
+    else:
+        want = want - (at.x * t).sum(-1) + (r(t).sum(-1) if targets == "soft" else 0.0)
+    some = at.k[:, 0] >= 1  # others have another k here
+    size = (np.abs(at.x) + at.lam).sum(-1)
+    error = (np.abs(value - want) / (EPS32 * size))[some]
+    assert error.max() <= 32, error.max()
+    close = 512 * EPS32 * max(1.0, 1 / (p - 1)) * (1 + np.abs(at.x).max(-1, keepdims=True))
+    assert (np.abs(slope - (y - taken)) <= close)[some].all()
+
+
+@every_p
+@pytest.mark.parametrize("descending", [True, False])
+def test_lams_for_ranks_of_jax(p, descending):
+    """The core in float32 and NumPy in float64 find the same."""
+    x = batch("mask", p, 33).x[:2_000].copy()
+    x[::7, 20:] = -np.inf
+    choose = lambda x: (st.choose_rank_lam(x, 4.5, p=p, descending=descending),)  # noqa: E731
+    (found,) = computed(choose, "core", x)
+    wanted = sparsetopk.choose_rank_lam(x, 4.5, p=p, descending=descending)
+    np.testing.assert_allclose(found, wanted, rtol=3e-6)
+
+
 def by_jax(way):
     def choose(x, k, **options):
         return computed(lambda x, k: (st.choose_lam(x, k, **options),), way, x, k)[0]

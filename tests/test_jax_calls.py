@@ -122,7 +122,17 @@ def test_only_what_a_platform_uses_is_traced():
             (jax.grad(lambda x, f=f: (f(x, 0.1) ** 2).sum()), ["permutahedron", *_BACKWARD])
             for f in (st.soft_rank, st.soft_sort)
         ),
-        (jax.grad(lambda x: st.topk_loss(x, np.arange(8), 5)), ["label_loss"]),
+        *(
+            (jax.grad(lambda x, t=t, o=o: st.topk_loss(x, t, 5, **o)), ["target_loss"])
+            for t, o in (
+                (np.arange(8), {}),
+                (np.arange(8), {"completion": "best"}),
+                (np.arange(8), {"label_smoothing": 0.1}),
+                (np.eye(8, 20_000), {}),
+                (np.eye(8, 20_000), {"completion": "best"}),
+            )
+        ),
+        (st.choose_rank_lam, ["choose_rank_lam"]),
     ):
         text = jax.jit(f).lower(long).as_text()
         assert sorted(re.findall(r"@sparsetopk_(\w+)\(", text)) == names

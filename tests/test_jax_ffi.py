@@ -17,6 +17,7 @@ from jax_ways import with_four_devices
 from sparsetopk import _core as core
 from sparsetopk._maths.operator import Operator
 from sparsetopk._numpy.isotonic import solve_isotonic
+from sparsetopk.jax._rows.pieces import cut
 from sparsetopk.jax._rows.threshold import TopKSetting, solve_topk
 from sparsetopk.jax._solvers import ffi, pav
 
@@ -271,6 +272,64 @@ def test_the_calls_for_slots_say_what_is_wrong():
         ("op", np.int32(2), "op must have no signs, got 2"),
     ):
         fails(message, "choose_lam", *at[:3], results=[number], **attributes | {name: bad})
+
+
+def test_the_calls_for_losses_and_ranks_say_what_is_wrong():
+    x, row = normal(2, 5), jnp.ones((2, 1), jnp.float32)
+    at, number = (x, row.astype(jnp.int32), row, row), (row.shape, row.dtype)
+    attributes = {
+        "op": np.int32(0),
+        "exponent": np.float64(1),
+        "ignored": np.int64(-100),
+        "completion": np.int32(2),
+        "smoothing": np.float64(0),
+    }
+    found = [number, (x.shape, x.dtype)]
+    for targets, wrong, message in (
+        (row, {}, r"targets must have shape \(2, 5\), got \(2, 1\)"),
+        (x.astype(jnp.int32), {}, r"targets must have shape \(2, 1\), got \(2, 5\)"),
+        (x.astype(jnp.float16), {}, "targets must be S32 or S64 or F32 or F64, got F16"),
+        (x, {"completion": np.int32(3)}, r"completion must be in \[0, 2\], got 3"),
+        (x, {"smoothing": np.float64(2)}, r"smoothing must be in \[0, 1\], got 2"),
+        (x, {"op": np.int32(1)}, "op must be 0 or 3, got 1"),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+            in_core("target_loss", *at, targets, results=found, **attributes | wrong)
+    attributes = {
+        "exponent": np.float64(1),
+        "size": np.float64(2),
+        "descending": np.bool_(True),
+        "least": np.float64(1e-36),
+    }
+    for given, wrong, message in (
+        (x.astype(jnp.float16), {}, "x must be F32 or F64, got F16"),
+        (x, {"size": np.float64(0.5)}, "size must be at least 1, got 0.5"),
+        (x, {"least": np.float64(2)}, r"least must be in \(0, 1\)"),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+            in_core("choose_rank_lam", given, results=[number], **attributes | wrong)
+
+
+def test_arrays_are_cut_from_the_one_that_they_were_put_together_in():
+    x = jnp.arange(40.0).reshape(2, 20)
+    some = (1, (5, 15), jnp.float32), (4, (5, 3, 8), jnp.bfloat16), (1, (0, 20), int)
+    for width, sizes, dtype in some:
+        given, begin = x.astype(dtype), 0
+        found = jax.vmap(lambda x: cut(x, sizes, width))(given)  # noqa: B023
+        for v, size in zip(found, sizes, strict=True):
+            np.testing.assert_array_equal(v, given[:, begin : begin + size])
+            begin += -(-size // width) * width
+    f = lambda x: sum((i * v).sum() for i, v in enumerate(cut(x, (3, 7, 2), 4)))  # noqa: E731
+    slope = jax.grad(f)(x[0, :16])
+    np.testing.assert_array_equal(slope, [0] * 4 + [1] * 7 + [0] + [2] * 2 + [0] * 2)
+    for results, width, message in (
+        ([((2, 21), x.dtype)], 1, "parts must have no more entries than x"),
+        ([((1, 20), x.dtype)], 1, "parts must have the rows of x"),
+        ([((2, 20), np.int32)], 1, "parts must be F(32|64), got S32"),
+        ([((2, 20), x.dtype)], 0, "width must be at least 1, got 0"),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+            in_core("cut", x, results=results, width=np.int64(width))
 
 
 def test_vmap_makes_rows():

@@ -37,6 +37,12 @@ SETTING = """
         "topk_loss, spread": lambda x: st.topk_loss(
             x, labels, 3, completion="spread", reduction="none"
         ),
+        "topk_loss, smoothed": lambda x: st.topk_loss(
+            x, labels, 3, label_smoothing=0.1, reduction="none"
+        ),
+        "topk_loss of sets": lambda x: st.topk_loss(
+            x, jnp.broadcast_to(w > 1.7, x.shape), 3, completion="best", reduction="none"
+        ),
         "half_sq_support_norm": lambda x: st.half_sq_support_norm(x, 3),
         "support_negentropy": lambda x: st.support_negentropy(jnp.abs(x), 3),
         "owl_norm": lambda x: st.owl_norm(x, w),
@@ -143,6 +149,7 @@ def test_explicit_axes():
                 moved = jax.jit(lambda x: jax.jvp(f, (x,), (jnp.cos(x),))[1])(placed)
                 close([moved], [jax.jvp(f, (x,), (jnp.cos(x),))[1]], "forward mode")
                 close([st.choose_lam(placed, 5)], [st.choose_lam(x, 5)], "choose_lam")
+                close([st.choose_rank_lam(placed)], [st.choose_rank_lam(x)], "choose_rank_lam")
                 tokens = both(lambda x: st.token_choice(x, 5, 0.3).weights)
                 close(tokens(placed_sequences), tokens_expected, "token_choice, outside of jit")
         slopes = {
@@ -254,6 +261,98 @@ def test_sharded_parameters_are_pruned_where_they_are():
 
 
 @pytest.mark.slow
+def test_sharded_parameters_are_pruned_each_by_itself():
+    """In any way, whole, of ties, full, empty and of another dtype: as of one device in float64, in y, x
+    and lam; and the program for many is hardly longer than for few."""
+    run(
+        """
+        import sparsetopk
+        ways = [P("a", "b"), P("b"), P(), P(None, "a"), P(("b", "a")), P(), P("a")]
+        shapes = [(8, 12), (40, 64), (4, 8), (8, 300), (16, 4, 8), (0, 3), (600, 4)]
+        keep = [0.2, 0.5, 1.0, 7, 0.0, 0, 0.01]
+        parts = [jnp.asarray(rng.normal(size=size), jnp.float32) for size in shapes]
+        parts[3], parts[0] = parts[3].round(1), parts[0].at[0].set(0)
+        parts[4] = parts[4].astype(jnp.bfloat16)
+        g = [jnp.cos(1 + 3 * v) for v in parts]
+
+        def wanted(v, g, share, lam, p=2.0, straight_through=False):
+            x = np.asarray(v, np.float64).ravel()
+            k = share if isinstance(share, int) else round(share * v.size)
+            pulled = sparsetopk.topk_mag_vjp(x, k, lam, dy=np.asarray(g, np.float64).ravel(), p=p)
+            y = sparsetopk.topk_mag(x, k, 0.0 if straight_through else lam, p=p)
+            return y.reshape(v.shape), pulled.x.reshape(v.shape), pulled.lam.sum()
+
+        def both(parts, g, lam, **options):
+            f = lambda parts, lam: st.prune_params(parts, lambda i, _: keep[int(i)], lam, **options)
+            y, pull = jax.vjp(f, parts, lam)
+            return y, *pull(g)
+
+        every = [{"lam": 0.1}, {"lam": 0.0}, {"lam": 0.3, "p": 1.5}]
+        every.append({"lam": 0.1, "straight_through": True})
+        for kind in (AxisType.Explicit, AxisType.Auto, None):
+            m = mesh(kind or AxisType.Auto)
+            put = lambda parts: [jax.device_put(v, NamedSharding(m, s)) for v, s in zip(parts, ways)]
+            for options in every if kind == AxisType.Auto else every[:1]:
+                want = [wanted(v, d, k, **options) for v, d, k in zip(parts, g, keep) if v.size]
+                others = {name: v for name, v in options.items() if name != "lam"}
+                f = lambda *at: both(*at, **others)
+                if kind is None:
+                    f = jax.shard_map(
+                        lambda *at: both(*at, axis_name=("a", "b"), **others), mesh=m,
+                        in_specs=(ways, ways, P()), out_specs=(ways, ways, P()),
+                    )
+                y, dx, dlam = jax.jit(f)(put(parts), put(g), options["lam"])
+                for v, spec in zip(y, ways, strict=True):
+                    assert v.sharding.is_equivalent_to(NamedSharding(m, spec), v.ndim), v.sharding
+                y, dx = ([v for v in each if v.size] for each in (y, dx))
+                for a, b, (wy, wx, _) in zip(y, dx, want, strict=True):
+                    near = 1e-2 if a.dtype == jnp.bfloat16 else 1e-5
+                    np.testing.assert_allclose(np.asarray(a, np.float64), wy, rtol=near, atol=near)
+                    np.testing.assert_allclose(np.asarray(b, np.float64), wx, rtol=near, atol=near)
+                np.testing.assert_allclose(dlam, sum(v for *_, v in want), rtol=1e-4)
+
+        def length(count):
+            some = [put(parts)[i % 4] for i in range(count)]
+            prune = jax.jit(lambda parts: st.prune_params(parts, 0.2, 0.1))
+            program = prune.lower(some).compile().as_text()
+            assert moves(program) == ["all-reduce"], moves(program)
+            sizes = re.findall(r"32\\[(.*?)\\]", " ".join(shape for shape, _ in collectives(program)))
+            entries = [np.prod([int(v or 1) for v in size.split(",")]) for size in sizes]
+            assert max(entries) <= 4 * count, sizes
+            return program.count("\\n")
+
+        m = mesh(AxisType.Auto)
+        assert length(40) < 2 * length(8), (length(40), length(8))
+        """
+    )
+
+
+@pytest.mark.slow
+def test_sharded_parameters_in_second_derivatives_and_mapped():
+    run(
+        """
+        parts, g = [x[:, 0], 2 * x[:, 1:3, :8]], [jnp.cos(3 * x[:, 0]), jnp.sin(x[:, 1:3, :8])]
+        ks = [20, 13]
+        by_itself = lambda parts: [st.topk_mag(v, k, 0.1, axis=None) for v, k in zip(parts, ks)]
+        together = lambda parts: st.prune_params(parts, lambda i, _: ks[int(i)], 0.1)
+
+        def second(prune):
+            f = lambda parts: sum((v**3).sum() for v in prune(parts)) / 100
+            inner = lambda parts: sum((a * b).sum() for a, b in zip(jax.grad(f)(parts), g))
+            return lambda parts: (jax.jvp(jax.grad(f), (parts,), (g,))[1], jax.grad(inner)(parts))
+
+        m = mesh(AxisType.Auto)
+        put = [jax.device_put(v, NamedSharding(m, s)) for v, s in zip(parts, (P("a", "b"), P("b")))]
+        found, expected = jax.jit(second(together))(put), second(by_itself)(parts)
+        close(*map(jax.tree.leaves, (found, expected)), "second derivatives")
+        rows = [jnp.stack([v, -2 * v]) for v in parts]
+        found, expected = jax.jit(jax.vmap(together))(rows), jax.vmap(by_itself)(rows)
+        close(found, expected, "mapped")
+        """
+    )
+
+
+@pytest.mark.slow
 def test_losses_and_routers_over_devices():
     """Classes that are sharded, and tokens that are: as in one piece."""
     run(
@@ -318,8 +417,9 @@ def test_what_moves_between_devices():
             assert kinds == ["all-reduce"], kinds
             assert most <= 32, most  # a number for each of the 8 x 4 rows
         place = NamedSharding(m, rows)
-        text = jax.jit(lambda x: st.choose_lam(x, 5)).lower(jax.device_put(x, place)).compile().as_text()
-        assert not moves(text), moves(text)
+        for choose in (lambda x: st.choose_lam(x, 5), st.choose_rank_lam):
+            text = jax.jit(choose).lower(jax.device_put(x, place)).compile().as_text()
+            assert not moves(text), moves(text)
         """
     )
 

@@ -131,8 +131,11 @@ def best(
 ) -> Array:
     """The best value with y = 1 on the labels, (..., 1): they are taken whole, and the rest is the
     top-(k - m) of what remains, whose ``value(x, k)`` is given."""
-    labels = xp.total(t > 0)
-    rest = Count(xp.clip(k.whole - labels, 0, None), k.frac)
-    others = value(xp.where(t > 0, -xp.inf, x), rest)
-    whole = xp.astype(labels, lam.dtype) * lam * reg.penalty(xp.ones_like(lam))
+    others = value(xp.where(t > 0, -xp.inf, x), left_by_labels(xp, t, k))
+    whole = xp.astype(xp.total(t > 0), lam.dtype) * lam * reg.penalty(xp.ones_like(lam))
     return inner(xp, x, t) - whole + others
+
+
+def left_by_labels(xp: Any, t: Array, k: Count) -> Count:
+    """The part of k that is for entries which are no labels."""
+    return Count(xp.clip(k.whole - xp.total(t > 0), 0, None), k.frac)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from .._checks import check_choice
-from ._functions.multi import topk_mag_multi
+from ._functions.multi import topk_mag_each, topk_mag_multi
 from ._rows.arguments import AxisName, Number
 from ._rows.calls import varying
 from ._rows.pieces import Spread, own_axes
@@ -70,19 +70,17 @@ def prune_params(
     chosen = [i for i, leaf in enumerate(new) if where(names[i], leaf)]
     if not chosen:
         raise ValueError("where must hold for at least one leaf of params, got none")
+    weights = [jnp.asarray(new[i]) for i in chosen]
+    options = {"p": p, "straight_through": straight_through, "axis_name": axis_name}
     if scope == "global":
-        groups, each = [chosen], [_one(keep)]
+        k = _count(_one(keep), _size(weights, axis_name))
+        found = topk_mag_multi(weights, k, lam, **options)  # type: ignore[arg-type]
     else:
-        groups, each = [[i] for i in chosen], _of_each(keep, params, names, new, chosen)
-
-    for group, share in zip(groups, each, strict=True):
-        weights = [jnp.asarray(new[i]) for i in group]
-        k = _count(share, _size(weights, axis_name))
-        found = topk_mag_multi(
-            weights, k, lam, p=p, straight_through=straight_through, axis_name=axis_name
-        )
-        for i, w in zip(group, found, strict=True):
-            new[i] = w
+        each = zip(_of_each(keep, params, names, new, chosen), weights, strict=True)
+        ks = [_count(share, _size([w], axis_name)) for share, w in each]
+        found = topk_mag_each(weights, ks, lam, **options)  # type: ignore[arg-type]
+    for i, w in zip(chosen, found, strict=True):
+        new[i] = w
     return jax.tree_util.tree_unflatten(structure, new)
 
 

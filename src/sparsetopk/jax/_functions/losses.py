@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
-from jax.custom_derivatives import SymbolicZero
+from jax import Array
 
 from ..._checks import check_class_weights, check_exponent, check_loss, check_phi
 from ..._maths import value as _value
 from ..._maths.operator import MASK, TWO_SIDED, Count, Operator
-from ..._maths.threshold import State
 from ..._types import Axes, Axis, Completion, PhiName, Reduction
 from .._rows import namespace as xp
 from .._rows.arguments import (
@@ -30,11 +26,17 @@ from .._rows.arguments import (
     is_readable,
     row_length,
 )
-from .._rows.calls import RowCall, derivative_of
 from .._rows.compiled import compiled, scalars
+from .._rows.losses import (
+    LossSetting,
+    Targets,
+    are_indices,
+    fenchel_young,
+    target_loss,
+    value_of_rows,
+)
 from .._rows.promotion import promoting
-from .._rows.threshold import TopKSetting, hard_mask, in_core, relaxed, solve_topk
-from .._solvers.plain import tangent_sum
+from .._rows.threshold import TopKSetting
 
 
 def topk_value(
@@ -74,48 +76,6 @@ def _evaluate(x: Array, k: Array | Count, lam: Array, axis: Axes, setting: TopKS
     rows = Rows("x", x, axis)
     x = rows.data.astype(compute_dtype(x))
     return rows.restore_scalars(value_of_rows(x, *rows.split(k), rows.per_row(lam), setting))
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(4,))
-def value_of_rows(x: Array, whole: Array, frac: Array, lam: Array, setting: TopKSetting) -> Array:
-    """f_{phi,R}(x, 1_k), (..., 1), for rows x (..., n) in the dtype of lam."""
-    if setting.axis_name is not None:
-        return _value_in_xla(x, whole, frac, lam, setting)[0]
-    return _value_call(x, whole, frac, lam, setting=setting)[0]
-
-
-def _value_in_xla(
-    x: Array, whole: Array, frac: Array, lam: Array, setting: TopKSetting
-) -> tuple[Array]:
-    _, pivot, delta = solve_topk(x, whole, frac, lam, setting)
-    rows = relaxed(x, Count(whole, frac), lam, State(pivot, delta), setting)
-    return (_value.topk_value(rows, hard_mask(rows, setting)),)
-
-
-def _value_in_core(*at: Any, setting: TopKSetting) -> dict[str, Any] | None:
-    """Of masks, whose output the core makes a loss of."""
-    given = in_core(setting) if setting.kind.op in (MASK, TWO_SIDED) else None
-    return given and {name: given[name] for name in ("op", "exponent")}
-
-
-_value_call = RowCall(
-    "value", lambda x, *at, setting: [(1, at[2].dtype)], _value_in_xla, _value_in_core
-)
-
-
-@partial(value_of_rows.defjvp, symbolic_zeros=True)
-@promoting
-def _value_jvp(
-    setting: TopKSetting, at: tuple[Array, ...], tangents: tuple[Any, ...]
-) -> tuple[Array, Array]:
-    x, whole, frac, lam = at
-    dx, _, dk, dlam = (None if isinstance(d, SymbolicZero) else d for d in tangents)
-    y, pivot, delta = solve_topk(x, whole, frac, lam, setting)
-    value = value_of_rows(x, whole, frac, lam, setting)
-    if dx is not None and dk is None and dlam is None:  # what rows are made of has no part in it
-        return value, tangent_sum(y * dx, setting.axis_name)
-    rows = relaxed(x, Count(whole, frac), lam, State(pivot, delta), setting)
-    return value, _value.tangent(rows, y, dx, dk, dlam)
 
 
 def topk_loss(
@@ -176,17 +136,8 @@ def topk_loss(
     if completion is not None:
         _check_completion(completion, rows, targets, k)
     setting = TopKSetting(Operator(TWO_SIDED if two_sided else MASK, e), is_hard(lam), axis_name)
-    options = _LossSetting(setting, completion, label_smoothing, ignore_index)
+    options = LossSetting(setting, completion, label_smoothing, ignore_index)
     return _loss(rows.x, targets, exact(k), lam, weight, rows.axis, options, reduction)
-
-
-class _LossSetting(NamedTuple):
-    """What is static about a loss."""
-
-    of_value: TopKSetting
-    completion: Completion | None
-    label_smoothing: float
-    ignored: int
 
 
 def _check_targets(targets: object, rows: Rows, n: int, ignored: int) -> Array:
@@ -198,7 +149,7 @@ def _check_targets(targets: object, rows: Rows, n: int, ignored: int) -> Array:
             f"of logits, got {got}"
         )
     shape = rows.x.shape
-    if _are_indices(targets):
+    if are_indices(targets):
         without = tuple(size for i, size in enumerate(shape) if i != rows.axis)
         if targets.shape != without:
             raise ValueError(
@@ -211,10 +162,6 @@ def _check_targets(targets: object, rows: Rows, n: int, ignored: int) -> Array:
     else:
         _check_values(targets, 0, 1, "targets must be in [0, 1]")
     return jnp.asarray(targets)
-
-
-def _are_indices(targets: Array | np.ndarray) -> bool:
-    return bool(jnp.issubdtype(targets.dtype, jnp.integer))
 
 
 def _check_values(
@@ -251,36 +198,9 @@ def _check_completion(completion: Completion, rows: Rows, targets: Array, k: Num
 def _read_weights(targets: Array, rows: Rows) -> np.ndarray:
     """Targets whose values are there as rows, also where logits are traced."""
     t = np.asarray(targets)
-    if _are_indices(targets):
+    if are_indices(targets):
         return np.asarray(t[..., None] == np.arange(rows.n), dtype=np.float64)
     return np.moveaxis(t, rows.axis, -1).astype(np.float64)
-
-
-class _Targets(NamedTuple):
-    """In the dtype of the computation."""
-
-    t: Array  # rows (..., n) in [0, 1]; NaN where they are not, or where an index is none
-    counted: Array | None  # (..., 1): 0 for rows that are left out; None if none can be
-
-    @classmethod
-    def of(cls, targets: Array, rows: Rows, axis_name: AxisName, ignored: int) -> _Targets:
-        dtype, n = compute_dtype(rows.x), row_length(rows, axis_name)
-        if not _are_indices(targets):
-            t = jnp.moveaxis(targets, rows.axis, -1).astype(dtype)
-            good = (t >= 0) & (t <= 1)
-            return cls(jnp.where(_everywhere(good, axis_name), t, jnp.nan), None)
-        index = targets[..., None]
-        counted = index != ignored
-        good = (index >= 0) & (index < n) | ~counted
-        first = 0 if axis_name is None else lax.axis_index(axis_name) * rows.n
-        classes = first + jnp.arange(rows.n, dtype=jnp.int32)
-        t = (counted & (index == classes)).astype(dtype)
-        return cls(jnp.where(good, t, jnp.nan), counted.astype(dtype))
-
-
-def _everywhere(flags: Array, axis_name: AxisName) -> Array:
-    """Whether they are set in the whole row, (..., 1)."""
-    return xp.over(axis_name).total(~flags) == 0
 
 
 @partial(jax.jit, static_argnames=("axis", "setting", "reduction"))
@@ -292,7 +212,7 @@ def _loss(
     lam: Array,
     weight: Array | None,
     axis: int,
-    setting: _LossSetting,
+    setting: LossSetting,
     reduction: Reduction,
 ) -> Array:
     loss, weights = _losses(logits, targets, k, lam, weight, axis, setting)
@@ -307,94 +227,51 @@ def _losses(
     lam: Array,
     weight: Array | None,
     axis: int,
-    setting: _LossSetting,
+    setting: LossSetting,
 ) -> tuple[Array, Array]:
     """Of every row, and its weight, in the dtype of the computation."""
-    plain = setting.completion != "best" and not setting.label_smoothing
-    if plain and _are_indices(targets) and setting.of_value.axis_name is None and logits.size:
-        return _of_labels(logits, targets, k, lam, weight, axis, setting)
+    if setting.of_value.axis_name is None and logits.size:
+        return _of_targets(logits, targets, k, lam, weight, axis, setting)
     of_rows = partial(_of_rows, axis=axis, setting=setting)
     # A backward keeps the logits, and not what is made of them.
     return jax.checkpoint(of_rows)(logits, targets, k, lam, weight)
 
 
-def _of_labels(
+def _of_targets(
     logits: Array,
-    labels: Array,
+    targets: Array,
     k: Array | Count,
     lam: Array,
     weight: Array | None,
     axis: int,
-    setting: _LossSetting,
+    setting: LossSetting,
 ) -> tuple[Array, Array]:
-    """The same for class indices: the loss and its slope are one call; a backward keeps the slope."""
-    rows, wide = Rows("logits", logits, axis), labels.dtype.itemsize == 8
-    labels = labels[..., None].astype(jnp.int64 if wide else jnp.int32)
-    lam, static = rows.per_row(lam), setting._asdict()
-    del static["label_smoothing"]
-    loss, _ = _label_loss(rows.data, *rows.split(k), lam, labels, **static)
-    counted = (labels != setting.ignored).astype(lam.dtype)
-    if weight is not None:
-        is_class = (labels >= 0) & (labels < rows.n)
-        found = weight.astype(lam.dtype)[jnp.clip(labels, 0, rows.n - 1)]
-        counted = jnp.where(counted == 0, 0.0, jnp.where(is_class, found, jnp.nan))
-    return loss.squeeze(-1), counted.squeeze(-1)
+    """The same with whole rows here: the loss and its slope are one call; a backward keeps the slope."""
+    rows = Rows("logits", logits, axis)
+    lam = rows.per_row(lam)
+    if are_indices(targets):
+        wide = targets.dtype.itemsize == 8
+        targets = targets[..., None].astype(jnp.int64 if wide else jnp.int32)
+    else:
+        targets = jnp.moveaxis(targets, rows.axis, -1).astype(lam.dtype)
+    loss, _ = target_loss(rows.data, *rows.split(k), lam, targets, setting=setting)
+    weights = _row_weights(targets, weight, lam, rows.n, setting.ignored)
+    return loss.squeeze(-1), weights.squeeze(-1)
 
 
-def _label_loss_in_xla(
-    x: Array,
-    whole: Array,
-    frac: Array,
-    lam: Array,
-    labels: Array,
-    of_value: TopKSetting,
-    completion: Completion | None,
-    ignored: int,
-) -> tuple[Array, Array]:
-    """The loss and its slope, y - t, of rows."""
-    rows = Rows("logits", x, x.ndim - 1)
-    t, counted = _Targets.of(labels.squeeze(-1), rows, None, ignored)
-    assert counted is not None
-    k, dtype = Count(whole, frac), x.dtype
-    x = jnp.where(counted > 0, x.astype(t.dtype), 0.0)  # whatever a row that is left out holds
-    loss, t = _fenchel_young(x, t, k, lam, _LossSetting(of_value, completion, 0.0, ignored))
-    slope = (solve_topk(x, whole, frac, lam, of_value).y - t).astype(dtype)
-    return jnp.where(counted > 0, loss, 0.0), jnp.where(counted > 0, slope, 0.0)
-
-
-def _label_loss_in_core(
-    *at: Any, of_value: TopKSetting, completion: Completion | None, ignored: int
-) -> dict[str, Any] | None:
-    given = in_core(of_value)
-    return given and {
-        "op": given["op"],
-        "exponent": given["exponent"],
-        "ignored": np.int64(ignored),
-        "spread": np.bool_(completion == "spread"),
-    }
-
-
-_label_loss = RowCall(
-    "label_loss",
-    lambda x, *at, **_: [(1, at[2].dtype), (x.shape[-1], x.dtype)],
-    _label_loss_in_xla,
-    _label_loss_in_core,
-)
-
-
-@_label_loss.def_jvp
-def _(at: Sequence[Array], tangents: Sequence[Any], **static: Any) -> Any:
-    dx, *others = tangents
-    if any(d is not None for d in others):  # in k and lam by the rules of what it is made of
-        return derivative_of(promoting(_label_loss_in_xla))(at, tangents, **static)
-    loss, slope = _label_loss(*at, **static)
-    x, whole, frac, lam, labels = at
-    dtype, setting = loss.dtype, static["of_value"]
-    # A backward keeps the slope in the dtype of x.
-    inner = jax.checkpoint(lambda *at: tangent_sum(at[0].astype(dtype) * at[1].astype(dtype)))
-    moved = inner(slope, dx)
-    _, dy = jax.jvp(lambda x: solve_topk(x, whole, frac, lam, setting).y, (x,), (dx,))
-    return (loss, slope), (moved, jnp.where(labels == static["ignored"], 0.0, dy).astype(x.dtype))
+def _row_weights(targets: Array, weight: Array | None, lam: Array, n: int, ignored: int) -> Array:
+    """What the losses of rows are multiplied by, (..., 1)."""
+    if not are_indices(targets):
+        found = (
+            None if weight is None else _value.row_weights(xp, targets, weight.astype(lam.dtype))
+        )
+        return jnp.ones_like(lam) if found is None else found
+    counted = (targets != ignored).astype(lam.dtype)
+    if weight is None:
+        return counted
+    is_class = (targets >= 0) & (targets < n)
+    found = weight.astype(lam.dtype)[jnp.clip(targets, 0, n - 1)]
+    return jnp.where(counted == 0, 0.0, jnp.where(is_class, found, jnp.nan))
 
 
 def _of_rows(
@@ -404,10 +281,10 @@ def _of_rows(
     lam: Array,
     weight: Array | None,
     axis: int,
-    setting: _LossSetting,
+    setting: LossSetting,
 ) -> tuple[Array, Array]:
     rows, axis_name = Rows("logits", logits, axis), setting.of_value.axis_name
-    t, counted = _Targets.of(targets, rows, axis_name, setting.ignored)
+    t, counted = Targets.of(targets, rows, axis_name, setting.ignored)
     lam, x = rows.per_row(lam), rows.data.astype(t.dtype)
     weights = jnp.ones_like(lam) if counted is None else counted
     if counted is not None:
@@ -417,24 +294,5 @@ def _of_rows(
         weights = jnp.where(weights == 0, 0.0, found)
     if x.size == 0:
         return x.sum(axis=-1), weights.squeeze(-1)
-    loss, _ = _fenchel_young(x, t, rows.split(k), lam, setting)
+    loss, _ = fenchel_young(x, t, rows.split(k), lam, setting)
     return loss.squeeze(-1), weights.squeeze(-1)
-
-
-def _fenchel_young(
-    x: Array, t: Array, k: Count, lam: Array, setting: _LossSetting
-) -> tuple[Array, Array]:
-    """The loss of every row, (..., 1), and what x is compared with."""
-    reg, whole = setting.of_value.kind.reg(xp), xp.over(setting.of_value.axis_name)
-
-    def of_top_k(x: Array, k: Count) -> Array:
-        return value_of_rows(x, *k, lam, setting.of_value)
-
-    if setting.completion == "best":
-        return of_top_k(x, k) - _value.best(whole, x, t, k, lam, reg, of_top_k), t
-    if setting.label_smoothing:
-        t = _value.smoothed(whole, x, t, setting.label_smoothing)
-    added: Any = 0.0
-    if setting.completion == "spread":
-        t, added = _value.filled(whole, x, t, k, lam, reg)
-    return of_top_k(x, k) - _value.inner(whole, x, t) + added, t

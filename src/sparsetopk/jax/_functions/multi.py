@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
@@ -31,9 +30,10 @@ from .._rows.arguments import (
     is_hard,
 )
 from .._rows.compiled import explicit_axes, sharding
-from .._rows.pieces import SPREAD, Pieces, Segment, Spread, own_axes
+from .._rows.many import ManyRows
+from .._rows.pieces import SPREAD, Pieces, Segment, Spread, cut, own_axes
 from .._rows.promotion import promoting, saturated
-from .._rows.spread_calls import SpreadCall, zeros_for
+from .._rows.spread_calls import EachCall, SpreadCall, one_by_one, zeros_for
 from .._rows.threshold import ROW_CALLS, TopKSetting
 from .operators import straight, topk_mag
 
@@ -68,26 +68,66 @@ def topk_mag_multi(
     kind = Operator(MAGNITUDE, check_exponent(p), debias)
     names = (axis_name,) if isinstance(axis_name, str) else axis_name or ()
     n = Spread.of(parts, own_axes(parts, names)).n
-    for name, value in (("k", k), ("lam", lam)):
-        check_number(name, value)
-        if jnp.size(value) != 1:
-            raise ValueError(f"{name} must have one entry, got shape {jnp.shape(value)}")
-    check_k(k, n)
-    check_lam(lam)
+    _check_numbers(k, lam, n)
     if n == 0:
         return parts
     if not names and not any(map(_may_be_sharded, parts)):
         together = jnp.concatenate([x.reshape(-1) for x in parts])
         k, lam = (v.reshape(()) if jnp.ndim(v) else v for v in (k, lam))  # type: ignore[union-attr]
         y = topk_mag(together, k, lam, p=p, debias=debias, straight_through=straight_through)
-        ends = list(accumulate(x.size for x in parts))[:-1]
-        cut = zip(jnp.split(y, ends), parts, strict=True)
-        return [v.reshape(x.shape).astype(x.dtype) for v, x in cut]
+        each = zip(cut(y, [x.size for x in parts]), parts, strict=True)
+        return [v.reshape(x.shape).astype(x.dtype) for v, x in each]
     relaxed = _evaluate(tuple(parts), exact(k), lam, _Setting(kind, is_hard(lam), names))
     if not straight_through:
         return list(relaxed)
     setting = _Setting(kind._replace(debias=False), True, names)
     return list(map(straight, _evaluate(tuple(parts), exact(k), 0.0, setting), relaxed))
+
+
+def topk_mag_each(
+    parts: Sequence[Array],
+    ks: Sequence[Number],
+    lam: Number,
+    *,
+    p: float,
+    straight_through: bool,
+    axis_name: AxisName,
+) -> list[Array]:
+    """``topk_mag_multi`` of every array by itself, each with its own k: one program for all of them,
+    where they may be sharded."""
+    names = (axis_name,) if isinstance(axis_name, str) else axis_name or ()
+    at = [i for i, x in enumerate(parts) if x.size]
+    if len(at) < 2 or not (names or any(map(_may_be_sharded, parts))):
+        options = {"p": p, "straight_through": straight_through, "axis_name": axis_name}
+        each = zip(parts, ks, strict=True)
+        return [topk_mag_multi([x], k, lam, **options)[0] for x, k in each]  # type: ignore[arg-type]
+    kind, some = Operator(MAGNITUDE, check_exponent(p), True), tuple(parts[i] for i in at)
+    for x, k, own in zip(parts, ks, own_axes(parts, names), strict=True):
+        _check_numbers(k, lam, Spread.of([x], [own]).n)
+    setting = _Setting(kind, is_hard(lam), names, True)
+    count = _counts([ks[i] for i in at], jnp.result_type(*map(compute_dtype, some)))
+    found = list(_evaluate(some, count, lam, setting))
+    if straight_through:
+        hard = setting._replace(kind=kind._replace(debias=False), hard=True)
+        found = list(map(straight, _evaluate(some, count, 0.0, hard), found))
+    of = dict(zip(at, found, strict=True))
+    return [of.get(i, x) for i, x in enumerate(parts)]
+
+
+def _counts(ks: Sequence[Number], dtype: Any) -> Count:
+    """(L,)"""
+    row = Rows("x", jnp.zeros(1, dtype), 0)
+    each = [row.split(k.reshape(()) if isinstance(k, Array) else k) for k in ks]
+    return Count(*map(jnp.concatenate, zip(*each, strict=True)))
+
+
+def _check_numbers(k: Number, lam: Number, n: int) -> None:
+    for name, value in (("k", k), ("lam", lam)):
+        check_number(name, value)
+        if jnp.size(value) != 1:
+            raise ValueError(f"{name} must have one entry, got shape {jnp.shape(value)}")
+    check_k(k, n)
+    check_lam(lam)
 
 
 def _may_be_sharded(x: Array) -> bool:
@@ -103,6 +143,7 @@ class _Setting(NamedTuple):
     kind: Operator
     hard: bool | None  # whether lam = 0; None if it may be
     axis_names: tuple[str, ...]
+    each: bool = False  # whether every array is a row of its own
 
 
 @partial(jax.jit, static_argnames="setting")
@@ -110,14 +151,15 @@ class _Setting(NamedTuple):
 def _evaluate(
     parts: tuple[Array, ...], k: Array | Count, lam: Array, setting: _Setting
 ) -> tuple[Array, ...]:
+    compute = _of_each if setting.each else _of_pieces
     places = [sharding(x) for x in parts]
     explicit = sorted({name for mesh, _ in places for name in explicit_axes(mesh)})
     if not explicit:
-        return _of_pieces(parts, k, lam, setting)
+        return compute(parts, k, lam, setting)
     mesh = next(mesh for mesh, _ in places if explicit_axes(mesh))
     results = tuple(NamedSharding(mesh, jax.typeof(x).sharding.spec) for x in parts)
     anywhere = jax.sharding.auto_axes(
-        partial(_of_pieces, setting=setting), axes=tuple(explicit), out_sharding=results
+        partial(compute, setting=setting), axes=tuple(explicit), out_sharding=results
     )
     return anywhere(parts, k, lam)
 
@@ -131,7 +173,7 @@ def _of_pieces(
     numbers = (*row.split(k), row.per_row(lam))
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.manual_axes and not setting.axis_names:
-        return tuple(_solve([parts], numbers, setting=setting)[0])
+        return tuple(_MULTI.solve([parts], numbers, setting=setting)[0])
     spread = Spread.of(parts, own_axes(parts, setting.axis_names))
     # Where some axes are automatic nobody knows how what is here is sharded over these.
     if set(mesh.manual_axes) != set(mesh.axis_names):
@@ -139,6 +181,31 @@ def _of_pieces(
     packed = spread.packed(lambda segment: (segment.own, segment.dtype), dtype)
     y, state = _solve_inside(packed.parts, *numbers, _Local(setting, packed.segments))
     return tuple(packed.unpack(Pieces(y), state[0]))
+
+
+def _of_each(parts: tuple[Array, ...], k: Any, lam: Array, setting: _Setting) -> tuple[Array, ...]:
+    """For k (L,), one of every array."""
+    dtype = jnp.result_type(*map(compute_dtype, parts))
+    frac = jnp.asarray(k.frac, dtype)
+    lams = jnp.broadcast_to(jnp.reshape(jnp.asarray(lam, dtype), ()), frac.shape)
+    numbers = (jnp.asarray(k.whole, jnp.int32), frac, lams)
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.manual_axes and not setting.axis_names:
+        return tuple(_EACH.solve([parts], numbers, setting=setting)[0])
+    if set(mesh.manual_axes) != set(mesh.axis_names):
+        counts = [Count(*(v[i] for v in numbers[:2])) for i in range(len(parts))]
+        one = setting._replace(each=False)
+        return tuple(_of_pieces((x,), k, lam, one)[0] for x, k in zip(parts, counts, strict=True))
+    own = own_axes(parts, setting.axis_names)
+    found: dict[int, Array] = {}
+    for axes in dict.fromkeys(own):  # what is sharded in the same way together
+        at = [i for i, each in enumerate(own) if each == axes]
+        row = ManyRows.packed_of([parts[i] for i in at], [axes] * len(at), dtype)
+        of_blocks = [row.of_blocks(v[jnp.array(at)]) for v in numbers]
+        local = _Local(setting, row.segments, ManyRows)
+        y, state = _solve_inside(row.parts, *of_blocks, local)
+        found |= dict(zip(at, row.unpack(Pieces(y), state[0]), strict=True))
+    return tuple(found[i] for i in range(len(parts)))
 
 
 # What is computed of a row, wherever its arrays are: these functions take it, other arrays along it, and
@@ -251,53 +318,73 @@ def _in_core(name: str) -> Callable[..., Found]:
             setting=TopKSetting(setting.kind, setting.hard),
             **params,
         )
-        cut = jnp.split(found, list(accumulate(x.size for x in row.parts))[:-1])
-        parts = zip(cut, row.parts, strict=True)
+        parts = zip(cut(found, [x.size for x in row.parts]), row.parts, strict=True)
         return Pieces(v.reshape(x.shape).astype(x.dtype) for v, x in parts), others
 
     return call
 
 
-_solve = SpreadCall("multi", _solve_row, _in_core("solve"), results=2)
-_move = SpreadCall("multi_tangent", _move_row, _in_core("tangent"), results=1)
-_pull = SpreadCall("multi_backward", _pull_row, _in_core("backward"), results=2)
+class _Calls(NamedTuple):
+    """A solve, and its derivatives."""
+
+    solve: SpreadCall
+    move: SpreadCall
+    pull: SpreadCall
+
+    @classmethod
+    def of(cls, kind: type[SpreadCall], name: str, pull_with_delta: Callable[..., Any]) -> _Calls:
+        calls = cls(
+            kind(name, _solve_row, _in_core("solve"), results=2),
+            kind(f"{name}_tangent", _move_row, _in_core("tangent"), results=1),
+            kind(f"{name}_backward", _pull_row, _in_core("backward"), results=2),
+        )
+        calls.solve.def_jvp(calls._jvp)
+        calls.move.def_transpose(partial(calls._transpose, pull_with_delta))
+        return calls
+
+    def _jvp(
+        self,
+        parts: Sequence[Array],
+        numbers: Sequence[Array],
+        dparts: Sequence[Any],
+        dnumbers: Sequence[Any],
+        setting: _Setting,
+    ) -> Any:
+        y, state = self.solve([parts], numbers, setting=setting)
+        _, *given = dnumbers
+        moves = (any(d is not None for d in dparts), *(d is not None for d in given))
+        along = [zeros_for(dparts, parts)] if moves[0] else []
+        known = (*numbers, *state, *(d for d in given if d is not None))
+        dy, (ddelta,) = self.move([parts, *along], known, setting=setting, moves=moves)
+        return (y, state), (dy, [None, ddelta])
+
+    def _transpose(
+        self,
+        pull_with_delta: Callable[..., Any],
+        parts: Sequence[Array],
+        state: Sequence[Array],
+        g: Sequence[Any],
+        of_numbers: Sequence[Any],
+        setting: _Setting,
+        moves: tuple[bool, ...],
+    ) -> Any:
+        along, (of_delta,) = zeros_for(g, parts), of_numbers
+        if of_delta is None:
+            dx, others = self.pull([parts, along], state, setting=setting)
+        else:
+            dx, others = pull_with_delta([parts, along], [*state, of_delta], setting=setting)
+        given = [v for v, moved in zip(others, moves[1:], strict=True) if moved]
+        return dx if moves[0] else [], given
 
 
-@_solve.def_jvp
-def _(
-    parts: Sequence[Array],
-    numbers: Sequence[Array],
-    dparts: Sequence[Any],
-    dnumbers: Sequence[Any],
-    setting: _Setting,
-) -> Any:
-    y, state = _solve([parts], numbers, setting=setting)
-    _, *given = dnumbers
-    moves = (any(d is not None for d in dparts), *(d is not None for d in given))
-    along = [zeros_for(dparts, parts)] if moves[0] else []
-    known = (*numbers, *state, *(d for d in given if d is not None))
-    dy, (ddelta,) = _move([parts, *along], known, setting=setting, moves=moves)
-    return (y, state), (dy, [None, ddelta])
+def _of_one(sets: Sequence[Sequence[Array]], numbers: Sequence[Array], setting: _Setting) -> Any:
+    parts, along = sets
+    found, others = _pull_with_delta(Spread.of(parts), [Pieces(along)], numbers, setting)
+    return list(found.parts), others
 
 
-@_move.def_transpose
-def _(
-    parts: Sequence[Array],
-    state: Sequence[Array],
-    g: Sequence[Any],
-    of_numbers: Sequence[Any],
-    setting: _Setting,
-    moves: tuple[bool, ...],
-) -> Any:
-    along, (of_delta,) = zeros_for(g, parts), of_numbers
-    if of_delta is None:
-        dx, others = _pull([parts, along], state, setting=setting)
-    else:
-        row = Spread.of(parts)
-        found, others = _pull_with_delta(row, [Pieces(along)], [*state, of_delta], setting)
-        dx = list(found.parts)
-    given = [v for v, moved in zip(others, moves[1:], strict=True) if moved]
-    return dx if moves[0] else [], given
+_MULTI = _Calls.of(SpreadCall, "multi", _of_one)
+_EACH = _Calls.of(EachCall, "each", partial(one_by_one, _pull_with_delta))
 
 
 class _Local(NamedTuple):
@@ -305,9 +392,10 @@ class _Local(NamedTuple):
 
     setting: _Setting
     segments: tuple[tuple[Segment, ...], ...]
+    kind: type[Spread] = Spread
 
     def row(self, parts: tuple[Array, ...]) -> Spread:
-        return Spread(parts, self.segments)
+        return self.kind(parts, self.segments)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(4,))

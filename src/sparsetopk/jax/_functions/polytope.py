@@ -20,14 +20,14 @@ import numpy as np
 from jax import Array
 
 from ..._checks import check_along, check_exponent, check_phi, check_size, check_solver
-from ..._maths import dykstra, padding, select
+from ..._maths import dykstra, padding
 from ..._maths.operator import Operator
 from ..._types import IsotonicSolver, PhiName, SolverOptions
-from .._rows import isotonic
 from .._rows import namespace as xp
 from .._rows.arguments import Number, Rows, check_lam, check_number, compute_dtype, is_readable
 from .._rows.compiled import compiled, entries, scalars
 from .._rows.isotonic import IsotonicSetting
+from .._rows.lam import choose_rank_lam as choose_rank_lam_of_rows
 from .._rows.permuted import Relaxed, y_of
 
 
@@ -291,13 +291,5 @@ def choose_rank_lam(
 @compiled("axis", "setting", "size", "descending", results=entries)
 def _choose(x: Array, axis: int, setting: IsotonicSetting, size: float, descending: bool) -> Array:
     rows = Rows("x", jax.lax.stop_gradient(x), axis)
-    data = rows.data.astype(compute_dtype(x))
-    invalid = (~jnp.isfinite(data) & (data != -jnp.inf)).any(axis=-1, keepdims=True)
-    data, rho = jnp.where(invalid, 0.0, data), _rho(rows)
-
-    def blocks(lam: Array) -> Array:
-        z = padding.ranking(xp, data, lam, setting.exponent, descending)
-        return isotonic.solve_blocks(z, rho, lam, setting)[0].block
-
-    lam = select.choose_rank_lam(xp, data, size, setting.exponent, blocks)
-    return rows.unflatten(jnp.where(invalid, jnp.nan, lam))
+    lam = choose_rank_lam_of_rows(rows.data.astype(compute_dtype(x)), setting, size, descending)
+    return rows.unflatten(lam)

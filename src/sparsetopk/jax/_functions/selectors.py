@@ -60,12 +60,14 @@ def select_tokens(
     slots = _slots(k, n, lam, capacity)
     if where is not None:
         scores = jnp.where(where, scores, -jnp.inf)
-    best = lax.top_k(lax.stop_gradient(scores), slots)[1]
-    weights, selected = _weights(jnp.take_along_axis(scores, best, -1), k, lam, p, backward_k)
-    order = jnp.argsort(jnp.where(selected, best, n + jnp.arange(slots)), axis=-1)
-    weights, selected, indices = (
-        jnp.take_along_axis(v, order, -1) for v in (weights, selected, best)
-    )
+    top, best = lax.top_k(lax.stop_gradient(scores), slots)
+    selected = _first(top, k)
+    # What is selected comes first, in the order of the tokens.
+    place = jnp.arange(slots, dtype=best.dtype)
+    _, indices = lax.sort((jnp.where(selected, best, n + place), best), num_keys=1)
+    selected = place < selected.sum(axis=-1, keepdims=True, dtype=best.dtype)
+    few = jnp.take_along_axis(scores, indices, -1)
+    weights = _weights(few, selected, k, lam, p, backward_k)
     tokens = jnp.take_along_axis(x, indices[..., None], -2)
     return SelectedTokens(
         tokens * weights[..., None].astype(tokens.dtype), weights, indices, selected
@@ -106,7 +108,9 @@ def topk_attention(
     a = a / math.sqrt(a.shape[-1])
     at, allowed = _candidates(*lax.stop_gradient((a, b)), slots, is_causal, where, chunk)
     scores = jnp.einsum("bqd,bqsd->bqs", a, _rows_at(b, at))
-    y, selected = _weights(jnp.where(allowed, scores, -jnp.inf), k, lam, p, backward_k)
+    scores = jnp.where(allowed, scores, -jnp.inf)
+    selected = _first(scores, k)
+    y = _weights(scores, selected, k, lam, p, backward_k)
     logits = jnp.einsum("bqhd,bqshd->bqhs", query, _rows_at(key, at)) / math.sqrt(query.shape[-1])
     logits = jnp.where(allowed[:, :, None], logits, -jnp.inf)
     weights = _exp(logits, selected[:, :, None]) * y[:, :, None].astype(logits.dtype)
@@ -153,16 +157,20 @@ def _slots(k: int, n: int, lam: Number, capacity: int | None) -> int:
     return min(n, capacity)
 
 
+def _first(scores: Array, k: int) -> Array:
+    """Which of the slots, whose scores decrease, are of the k."""
+    return (jnp.arange(scores.shape[-1]) < k) & (lax.stop_gradient(scores) > -jnp.inf)
+
+
 def _weights(
-    scores: Array, k: int, lam: Number, p: float, backward_k: int | None
-) -> tuple[Array, Array]:
-    """1 for the first k slots, of scores in decreasing order, with the relaxed derivative."""
+    scores: Array, selected: Array, k: int, lam: Number, p: float, backward_k: int | None
+) -> Array:
+    """1 for the slots that are selected, with the relaxed derivative."""
     of = k if backward_k is None else check_positive_int("backward_k", backward_k, k)
-    selected = (jnp.arange(scores.shape[-1]) < k) & (lax.stop_gradient(scores) > -jnp.inf)
     if is_hard(lam):
-        return selected.astype(scores.dtype), selected
+        return selected.astype(scores.dtype)
     relaxed = topk_mask(scores, of, lam, p=p)
-    return selected.astype(relaxed.dtype) + (relaxed - lax.stop_gradient(relaxed)), selected
+    return selected.astype(relaxed.dtype) + (relaxed - lax.stop_gradient(relaxed))
 
 
 def _candidates(

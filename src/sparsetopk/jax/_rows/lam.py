@@ -1,4 +1,5 @@
-"""The lam of rows that leaves so many entries fractional: by the core, or by many solves of a window."""
+"""The lam of rows that leaves so many entries fractional, or makes blocks of such a size: by the core,
+or by many solves."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ..._maths import select
+from ..._maths import padding, select
 from ..._maths.operator import Count, Operator
 from ..._maths.response import Relaxed
 from ..._maths.select import Window
@@ -16,6 +17,7 @@ from ..._maths.threshold import State
 from .._solvers.plain import row_sums
 from . import namespace as xp
 from .calls import RowCall
+from .isotonic import IsotonicSetting, solve_blocks
 from .threshold import TopKSetting, relaxed, solve_topk
 
 
@@ -58,4 +60,40 @@ def _in_core(
 
 _choose = RowCall(
     "choose_lam", lambda x, whole, frac, **_: [(1, frac.dtype)], _choose_in_xla, _in_core
+)
+
+
+def choose_rank_lam(x: Array, setting: IsotonicSetting, size: float, descending: bool) -> Array:
+    """lam (..., 1) with which the blocks of the relaxed ranks of rows x (..., n) have this size."""
+    return _choose_rank(x, setting=setting, size=size, descending=descending)[0]
+
+
+def _choose_rank_in_xla(
+    x: Array, setting: IsotonicSetting, size: float, descending: bool
+) -> tuple[Array]:
+    invalid = (~jnp.isfinite(x) & (x != -jnp.inf)).any(axis=-1, keepdims=True)
+    data = jnp.where(invalid, 0.0, x)
+    rho = jnp.broadcast_to(jnp.arange(x.shape[-1], 0, -1, dtype=x.dtype), x.shape)
+
+    def blocks(lam: Array) -> Array:
+        z = padding.ranking(xp, data, lam, setting.exponent, descending)
+        return solve_blocks(z, rho, lam, setting)[0].block
+
+    lam = select.choose_rank_lam(xp, data, size, setting.exponent, blocks)
+    return (jnp.where(invalid, jnp.nan, lam),)
+
+
+def _rank_in_core(
+    x: Any, setting: IsotonicSetting, size: float, descending: bool
+) -> dict[str, Any]:
+    return {
+        "exponent": np.float64(setting.exponent),
+        "size": np.float64(size),
+        "descending": np.bool_(descending),
+        "least": np.float64(select.least_lam(xp, x.dtype)),
+    }
+
+
+_choose_rank = RowCall(
+    "choose_rank_lam", lambda x, **_: [(1, x.dtype)], _choose_rank_in_xla, _rank_in_core
 )

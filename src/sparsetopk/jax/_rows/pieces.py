@@ -21,7 +21,7 @@ from jax import Array, lax
 from ..._maths.operator import Count
 from ..._maths.threshold import order_statistic
 from . import namespace as xp
-from .calls import alike, varying
+from .calls import RowCall, alike, varying
 from .promotion import saturated
 
 
@@ -175,7 +175,7 @@ class Spread:
                 lambda v, to=dtype: saturated(v, to),
                 piece,
             )
-            for s, v in zip(of, jnp.split(whole, _ends(of)[:-1]), strict=True):
+            for s, v in zip(of, cut(whole, [s.size for s in of]), strict=True):
                 v = v.reshape(s.shape)
                 found[s.order] = v if s.dtype == dtype else saturated(v, s.dtype)
         return [found[i] for i in range(len(found))]
@@ -194,7 +194,7 @@ class Spread:
         """With 0 for entries that another device counts, which has them too."""
         if all(set(s.own) == set(axes) for s in of):
             return list(values)
-        first = jnp.asarray(_shards(axes, of)[1])[lax.axis_index(axes)]
+        first = jnp.asarray(shards(axes, of)[1])[lax.axis_index(axes)]
         runs = [list(run) for _, run in groupby(range(len(of)), key=lambda i: of[i].own)]
         sizes = [sum(of[i].size for i in run) for run in runs]
         counted = _repeated([first[run[0]] for run in runs], sizes)
@@ -251,7 +251,7 @@ class Spread:
             ends = jnp.take(jnp.pad(count, (1, 0)), np.array([0, *_ends(of)]))
             each = ends[1:] - ends[:-1]
             each = lax.all_gather(each, axes) if axes else each[None]
-            shard, first = _shards(axes, of)
+            shard, first = shards(axes, of)
             here = jnp.asarray(shard)[lax.axis_index(axes) if axes else 0]
             totals.append(jnp.where(first, each, 0).sum(axis=0))
             shifts.append(jnp.where(first & (shard < here), each, 0).sum(axis=0) - ends[:-1])
@@ -267,6 +267,27 @@ class Spread:
         return Pieces(found)
 
 
+def cut(whole: Array, sizes: Sequence[int], width: int = 1) -> list[Array]:
+    """The arrays of these sizes that were put together in one, each from a multiple of ``width`` on.
+
+    On the CPU by one call: to XLA every copy is a program of its own, that takes long to compile.
+    """
+    return _cut(whole, sizes=tuple(sizes), width=width)
+
+
+def _cut_in_xla(whole: Array, sizes: tuple[int, ...], width: int) -> list[Array]:
+    each = [(size, -size % width) for size in sizes]
+    return lax.split(whole, [size for pair in each for size in pair], axis=-1)[::2]  # type: ignore[return-value]
+
+
+_cut = RowCall(
+    "cut",
+    lambda whole, sizes, width: [(size, whole.dtype) for size in sizes],
+    _cut_in_xla,
+    lambda whole, sizes, width: {"width": np.int64(width)},
+)
+
+
 def _repeated(each: Sequence[Array], sizes: Sequence[int]) -> Array:
     """Every number as often as its size says."""
     return jnp.concatenate(list(map(jnp.broadcast_to, each, sizes)))
@@ -276,7 +297,7 @@ def _others(axes: Axes, segment: Segment) -> Axes:
     return tuple(a for a in axes if a not in segment.own)
 
 
-def _shards(axes: Axes, of: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
+def shards(axes: Axes, of: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
     """For every device along the axes and every array, which shard of it the device has, and whether it
     is the first to have it."""
     sizes = {a: lax.psum(1, a) for a in axes}

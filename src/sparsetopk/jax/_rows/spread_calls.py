@@ -18,6 +18,7 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .calls import derivative_of, is_zero
+from .many import ManyRows
 from .pieces import Axes, Pieces, Spread
 from .promotion import promoting
 
@@ -161,3 +162,42 @@ def _axes(place: Any) -> Axes:
 
 def zeros_for(tangents: Sequence[Array | None], like: Sequence[Array]) -> list[Array]:
     return [jnp.zeros_like(v) if d is None else d for d, v in zip(tangents, like, strict=True)]
+
+
+class EachCall(SpreadCall):
+    """The same for rows of an array each: numbers are (L,), one of every array."""
+
+    def _as_they_are(self, *flat: Array, layout: Any, params: Any, call: Any = None) -> list[Array]:
+        sets, numbers = self._split(layout, flat)
+        each = one_by_one(self.function, sets, numbers, **dict(params))
+        return [*each[0], *each[1]]
+
+    def _on_a_device(
+        self, layout: Any, params: dict[str, Any], own: Sequence[Axes], flat: Sequence[Array]
+    ) -> list[Array]:
+        sets, numbers = self._split(layout, flat)
+        if not any(own):
+            each, others = one_by_one(self.here, sets, numbers, **params)
+            return [*each, *others]
+        row = ManyRows.packed_of(sets[0], own, numbers[_LAM].dtype)
+        of_blocks = [row.of_blocks(v) for v in numbers]
+        found, others = self.function(row, list(map(row.pack, sets[1:])), of_blocks, **params)
+        arrays = row.unpack(found, [*of_blocks, *others][_PIVOT])
+        return [*arrays, *map(row.of_rows, others)]
+
+
+def one_by_one(
+    function: Function, sets: Sets, numbers: Sequence[Array], **params: Any
+) -> tuple[list[Array], list[Array]]:
+    """``function`` of rows of an array each, one after the other."""
+    each = [
+        function(
+            Spread.of([part]),
+            [Pieces([v]) for v in along],
+            [v[i : i + 1] for v in numbers],
+            **params,
+        )
+        for i, (part, *along) in enumerate(zip(*sets, strict=True))
+    ]
+    numbers_of = zip(*(others for _, others in each), strict=True)
+    return [found.parts[0] for found, _ in each], [jnp.concatenate(v) for v in numbers_of]
