@@ -254,8 +254,9 @@ void LaneRows<Kind, T>::leave_out(V from, V lo, V hi) {
   keys_ = open_, n_ = most;
 }
 
-// Newton's step for S(t) = t^e, on mass^(p-1), which is linear in delta for one entry; for others on the mass itself. One
-// entry alone that shares a whole number goes to the end of the block that it is next to, and over it: there is a gap.
+// Newton's step for S(t) = t^e, on mass^(p-1), which is linear in delta for one entry; for others on the mass itself. Where
+// the block is left nothing of a whole number, or as much as it has entries, there is a gap at one of its ends: the
+// threshold goes over that, by more than float32 rounds a state.
 template <class Kind, class T>
 Vector<T> LaneRows<Kind, T>::root_from(const LaneSums<V>& sums, V left, V at) const {
   const V one = all_lanes(T(1)), tiny = all_lanes(T(1e-300)), slope = larger_lanes(sums.slope, tiny);
@@ -265,10 +266,11 @@ Vector<T> LaneRows<Kind, T>::root_from(const LaneSums<V>& sums, V left, V at) co
     const V on_root = sums.mass * (one - root_of(kind_, ratio)) * T(kind_.exponent) / slope;
     step = (sums.mass > 0) & (left >= 0) ? on_root : step;
   }
-  const V beyond = 96 * kEpsilon * (one + absolute_lanes(at));
-  const F alone = asked_.is_whole() & (sums.size == 1);
-  const V to_zero = sums.t - T(Kind::zero) + beyond, to_top = sums.t - one - beyond;
-  return at - (alone & (left == 0) ? to_zero : alone & (left == 1) ? to_top : step);
+  const V beyond = T(96 * Limits<float>::epsilon) * (one + absolute_lanes(at));
+  const V t = sums.t / larger_lanes(sums.size, one);  // of all entries of the block, if these are equal
+  const F shared = asked_.is_whole() & (sums.size > 0);
+  step = shared & (left == 0) ? t - T(Kind::zero) + beyond : step;
+  return at - (shared & (left == sums.size) ? t - one - beyond : step);
 }
 
 // The boundary holds the threshold between its two keys, as in threshold.hpp.
