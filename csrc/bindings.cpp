@@ -308,17 +308,18 @@ PyObject* threshold_loss(PyObject*, PyObject* args) {
   Arguments a;
   Address labels, weights, y, value;
   long long ignored = 0;
-  int spread = 0;
-  if (!PyArg_ParseTuple(args, "idpinnnKKnKnKKLpKKKn", &a.op, &a.exponent, &a.debias, &a.dtype, &a.rows, &a.n,
+  int spread = 0, mean = 0;
+  if (!PyArg_ParseTuple(args, "idpinnnKKnKnKKLpKpKKn", &a.op, &a.exponent, &a.debias, &a.dtype, &a.rows, &a.n,
                         &a.row_stride, &a.x, &a.k, &a.k_stride, &a.lam, &a.lam_stride, &a.state, &labels, &ignored,
-                        &spread, &weights, &y, &value, &a.threads) ||
+                        &spread, &weights, &mean, &y, &value, &a.threads) ||
       !a.known({a.state, y, value}))
     return nullptr;
   const sparsetopk::Problem problem = a.problem();
-  const sparsetopk::Targets targets{pointer<const std::int64_t>(labels), ignored, spread != 0,
-                                    pointer<const double>(weights)};
+  sparsetopk::Targets targets{pointer<const std::int64_t>(labels), ignored, spread != 0,
+                              pointer<const double>(weights)};
   const Py_ssize_t count = without_lock([&] {
     const Py_ssize_t found = count_rows(problem, targets);
+    if (mean != 0 && found > 0) targets.scale = 1 / double(found);
     if (found >= 0) sparsetopk::loss(problem, targets, pointer<void>(y), pointer<double>(value));
     return found;
   });
@@ -539,8 +540,9 @@ PyMethodDef methods[] = {
      "rows without a threshold add to the cotangent of lam."},
     {"threshold_loss", translated<threshold_loss>, METH_VARARGS,
      "threshold_loss(op, exponent, debias, dtype, rows, n, row_stride, x, k, k_stride, lam, lam_stride, state, labels, "
-     "ignored, spread, weights, y, value, threads): writes y - t, value and state, with t from labels or weights, "
-     "the other 0; returns how many rows count (-1 - i where row i has a label that is no class) and the sum of value."},
+     "ignored, spread, weights, mean, y, value, threads): writes y - t, value and state, with t from labels or weights, "
+     "the other 0, and for a mean y - t over the number of rows that count; returns how many do (-1 - i where row i has "
+     "a label that is no class) and the sum of value."},
     {"select_slots", translated<select_slots>, METH_VARARGS,
      "select_slots(dtype, rows, n, y, capacity, indices): the indices of the entries of largest magnitude in every "
      "row, in order; see csrc/selection.hpp."},

@@ -218,6 +218,7 @@ struct Open {
     std::size_t kept = 0, seen = 0;
     over_hi = from_lo = 0;
     for (std::size_t i = 0; i < n; i += kTile) {
+      if (i + kTile < n) fetch_tile(source + i + kTile, smaller(kTile, n - i - kTile));
       const TilePart tile =
           keep_between<kAbsolute>(source + i, smaller(kTile, n - i), window.from, window.to, room + kept);
       kept += tile.count, whole += tile.over, invalid |= tile.infinite;

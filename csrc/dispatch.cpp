@@ -100,14 +100,8 @@ void backward(const Problem& problem, const void* g, void* dx, double* dk, doubl
 }
 
 void loss(const Problem& problem, const Targets& targets, void* y, double* value) {
-  constexpr std::size_t kCached = 16384;  // entries that the loss finds in the cache where the forward left them
-  const std::size_t step = problem.n > 0 && problem.n < kCached ? kCached / problem.n : 1;
   for_rows(problem, [&](const Problem& p, std::size_t begin, std::size_t end) {
-    for (std::size_t i = begin; i < end; i += step) {
-      const std::size_t to = end - i < step ? end : i + step;
-      kernels.forward(p, i, to, y);
-      kernels.loss(p, i, to, targets, y, value);
-    }
+    kernels.loss(p, begin, end, targets, y, value);
   });
 }
 

@@ -11,6 +11,7 @@
 //   alone(a, lam)  the t of an entry that is selected whole and shares its threshold with no other
 //   kAbsolute      keys are |x|;  kFloor  the threshold is never below 0;  kMagnitude  phi is x^2/2
 //   kVector        S is plain arithmetic that vectorises;  kCheap  and costs a few multiplications at most
+//   kPlain         R* is plain arithmetic too, for masks
 #pragma once
 
 #include <cmath>
@@ -68,14 +69,11 @@ struct TwoSided : H {
     const Response half = H::half(t < 0 ? -t : t);
     return {t > 0 ? 1 - half.value : half.value, half.slope};
   }
-  double penalty(double y) const { return (power(y) + power(1 - y)) * (H::exponent / (H::exponent + 1)); }
+  double penalty(double y) const { return (H::power(y) + H::power(1 - y)) * (H::exponent / (H::exponent + 1)); }
   double conjugate(double t) const {
     const double y = t > -1 ? at(t).value : 0;
     return (y > 0 ? t * y : 0) - penalty(y);
   }
-
- private:
-  double power(double y) const { return y > 0 ? y * ::pow(y, 1 / H::exponent) : 0; }  // y^p
 };
 
 }  // namespace SPARSETOPK_LEVEL

@@ -21,23 +21,37 @@ struct LaneCurve {
   }
 };
 
+// The lanes of which some output is far enough from both ends that no rounding has put it there: such a row has a block.
+template <class T>
+SPARSETOPK_LOOP Flags<T> have_block(const Vector<T>* y, std::size_t n, Vector<T> least, Vector<T> most) {
+  const Vector<T> none{}, one = all_lanes(T(1));
+  Vector<T> clear{};
+  for (std::size_t j = 0; j < n; ++j) clear += (y[j] > least) & (y[j] < most) ? one : none;
+  return clear > 0;
+}
+
 // Puts outputs in the place of keys. Returns whether entries of a lane are next to an end of the block, so that rounding
-// decides on which side: where k is whole these may be at an edge of a gap, which threshold.hpp looks for.
+// decides on which side: where k is whole and no other entry is in the block, these may be at an edge of a gap, which
+// threshold.hpp looks for.
 template <class Kind, class T>
 SPARSETOPK_LOOP Flags<T> to_outputs(const LaneCurve<Kind, T>& curve, Vector<T>* keys, std::size_t n) {
   const LaneCurve<Kind, T> at = curve;  // in registers
   constexpr T kEpsilon = T(Limits<T>::epsilon);
   const Vector<T> near = Kind::kMagnitude ? 192 * kEpsilon * at.top : 96 * kEpsilon * (1 + absolute_lanes(at.delta));
-  const Vector<T> bottom = near / 3,
-                  top = at.top - bottom;  // inwards, what iterate() has moved past an end is not meant
+  // Inwards, as what iterate() has moved past an end is not meant; seen from the middle, both ends are one.
+  const Vector<T> middle = at.top / 2, end = middle - near / 3;
   const Vector<T> none{}, one = all_lanes(T(1));
   Vector<T> close{};
   for (std::size_t j = 0; j < n; ++j) {
-    const Vector<T> t = at.distance(keys[j]);
-    close += (absolute_lanes(t - bottom) < near) | (absolute_lanes(t - top) < near) ? one : none;
+    const Vector<T> away = absolute_lanes(at.distance(keys[j]) - middle);
+    close += absolute_lanes(away - end) < near ? one : none;
     keys[j] = at(keys[j]);
   }
-  return close > T(Kind::kMagnitude ? 1 : 0);  // in magnitude one entry may be there
+  if (Kind::kMagnitude) return close > 1;  // one entry may be there
+  const Flags<T> unclear = close > 0;
+  if (bits_of(unclear) == 0) return unclear;
+  const Vector<T> least = larger_lanes(2 * near, all_lanes(T(1e-5)));
+  return unclear & ~have_block<T>(keys, n, least, 1 - least);
 }
 
 // The same for any S, where y is next to an end before t is: as at_gap says, if no entry of the block is clear of both.
@@ -75,9 +89,19 @@ void forward_other(const Problem& problem, const Kind& kind, std::size_t i, X* y
   forward_row(row, problem.state[i], y + i * problem.n);
 }
 
-template <class X, class Kind>
-void forward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, std::size_t end, X* y,
-                   NormalGuess& normal, std::size_t& read) {
+// What is done with rows besides writing y: nothing. A group is given with its keys, once these are solved, and with its
+// outputs in their place, before they are written; and every row at last, with those lanes that solved it or not.
+struct NothingElse {
+  template <class T, class Rows>
+  void with_keys(std::size_t, std::size_t, const Vector<T>*, const Rows&) {}
+  template <class T>
+  void with_outputs(Vector<T>*) {}
+  void with_rows(unsigned) {}
+};
+
+template <class X, class Kind, class Also>
+void forward_lanes_also(const Problem& problem, const Kind& kind, std::size_t begin, std::size_t end, X* y,
+                        NormalGuess& normal, std::size_t& read, Also&& also) {
   using T = Lane<Kind, X>;
   constexpr std::size_t kW = kWidth<T>;
   Vector<T> keys[kLongestLane<Kind>];
@@ -93,6 +117,7 @@ void forward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, 
       for (std::size_t j = 0; j < n; ++j) keys[j] = absolute_lanes(keys[j]);
     LaneRows<Kind, T> rows(keys, n, asked, kind);
     rows.solve(normal);
+    also.template with_keys<T>(first, count, keys, rows);
     const Vector<T> lam = asked.lam, one = all_lanes(T(1));
     const LaneCurve<Kind, T> curve{kind,
                                    rows.pivot,
@@ -107,13 +132,22 @@ void forward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, 
     else
       unclear = to_steep_outputs(curve, keys, n);
     unclear &= asked.is_whole() & ~rows.known;
+    also.template with_outputs<T>(keys);
     to_signed_rows<Kind, T>(problem, first, count, keys, y);
     T pivots[kW], deltas[kW];
     store(rows.pivot, pivots), store(rows.delta, deltas);
     for (std::size_t i = 0; i < count; ++i) problem.keep(first + i, {double(pivots[i]), double(deltas[i])});
-    for (unsigned bits = ~bits_of(rows.solved & ~unclear) & ((1u << count) - 1); bits != 0; bits &= bits - 1)
+    const unsigned solved = bits_of(rows.solved & ~unclear);
+    for (unsigned bits = ~solved & ((1u << count) - 1); bits != 0; bits &= bits - 1)
       forward_other(problem, kind, first + std::size_t(__builtin_ctz(bits)), y, normal, read);
+    also.with_rows(solved);
   }
+}
+
+template <class X, class Kind>
+void forward_lanes(const Problem& problem, const Kind& kind, std::size_t begin, std::size_t end, X* y,
+                   NormalGuess& normal, std::size_t& read) {
+  forward_lanes_also(problem, kind, begin, end, y, normal, read, NothingElse{});
 }
 
 // Up to there rows have so few entries left after one pass that these are best solved in lanes. Measured.

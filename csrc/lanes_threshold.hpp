@@ -155,6 +155,8 @@ class LaneRows {
   void bracket_between(const LaneBoundary<T>& boundary);
   void guess(NormalGuess& normal);
   void guess_others(F few, NormalGuess& normal);
+  F looks_wide() const;
+  V wide_start(const LaneMoments<T>& row, V deviation) const;
   void start_at_zero();
   void finish();
   SPARSETOPK_LOOP void iterate();
@@ -170,6 +172,7 @@ class LaneRows {
   const Asked<T>& asked_;
   const Kind& kind_;
   V lo_, hi_;  // the root delta is between them
+  F ends_;     // the lanes in which that is sure; else hi_ may be below the root
   V density_;  // how fast sum z grows with delta, roughly
   F done_;
   V whole_{};  // how many keys were left out as they are selected whole
@@ -251,8 +254,9 @@ void LaneRows<Kind, T>::leave_out(V from, V lo, V hi) {
   keys_ = open_, n_ = most;
 }
 
-// Newton's step for S(t) = t^e, on mass^(p-1), which is linear in delta for one entry; for others on the mass itself. One
-// entry alone that shares a whole number goes to the end of the block that it is next to, and over it: there is a gap.
+// Newton's step for S(t) = t^e, on mass^(p-1), which is linear in delta for one entry; for others on the mass itself. Where
+// the block is left nothing of a whole number, or as much as it has entries, there is a gap at one of its ends: the
+// threshold goes over that, by more than float32 rounds a state.
 template <class Kind, class T>
 Vector<T> LaneRows<Kind, T>::root_from(const LaneSums<V>& sums, V left, V at) const {
   const V one = all_lanes(T(1)), tiny = all_lanes(T(1e-300)), slope = larger_lanes(sums.slope, tiny);
@@ -262,10 +266,11 @@ Vector<T> LaneRows<Kind, T>::root_from(const LaneSums<V>& sums, V left, V at) co
     const V on_root = sums.mass * (one - root_of(kind_, ratio)) * T(kind_.exponent) / slope;
     step = (sums.mass > 0) & (left >= 0) ? on_root : step;
   }
-  const V beyond = 96 * kEpsilon * (one + absolute_lanes(at));
-  const F alone = asked_.is_whole() & (sums.size == 1);
-  const V to_zero = sums.t - T(Kind::zero) + beyond, to_top = sums.t - one - beyond;
-  return at - (alone & (left == 0) ? to_zero : alone & (left == 1) ? to_top : step);
+  const V beyond = T(96 * Limits<float>::epsilon) * (one + absolute_lanes(at));
+  const V t = sums.t / larger_lanes(sums.size, one);  // of all entries of the block, if these are equal
+  const F shared = asked_.is_whole() & (sums.size > 0);
+  step = shared & (left == 0) ? t - T(Kind::zero) + beyond : step;
+  return at - (shared & (left == sums.size) ? t - one - beyond : step);
 }
 
 // The boundary holds the threshold between its two keys, as in threshold.hpp.
@@ -275,9 +280,36 @@ void LaneRows<Kind, T>::bracket_between(const LaneBoundary<T>& boundary) {
   solved = asked_.fits & boundary.finite;
   pivot = boundary.below;
   lo_ = all_lanes(T(Kind::zero)), hi_ = alone - (boundary.above - boundary.below) * asked_.inverse;
-  density_ = V{};
+  density_ = V{}, ends_ = ~F{};
   done_ = hi_ <= lo_;  // the gap is too wide to pool anything
   delta = done_ ? lo_ : (lo_ + hi_) / 2;
+}
+
+// Masks whose lam is more than what entries differ by: hardly one is selected whole, and the boundary tells nothing of v.
+template <class Kind>
+constexpr bool kMayBeWide = kLinear<Kind> && !Kind::kMagnitude && !Kind::kAbsolute;
+
+// Whether lam seems to be such, by sixteen entries.
+template <class Kind, class T>
+Flags<T> LaneRows<Kind, T>::looks_wide() const {
+  constexpr std::size_t kTaken = 16;
+  V smallest = keys_[0], largest = keys_[0];
+  for (std::size_t i = 1; i < kTaken; ++i) {
+    const V key = keys_[i * n_ / kTaken];
+    smallest = smaller_lanes(smallest, key), largest = larger_lanes(largest, key);
+  }
+  return asked_.lam > 2 * (largest - smallest);
+}
+
+// The v with sum_i max(x_i - v, 0) = lam k, were the entries normal: below their mean by lam k/n where all are over v, and
+// by less where some are not. Roughly: Newton's method does the rest.
+template <class Kind, class T>
+Vector<T> LaneRows<Kind, T>::wide_start(const LaneMoments<T>& row, V deviation) const {
+  constexpr int kMantissa = sizeof(T) == 4 ? 23 : 52, kBias = sizeof(T) == 4 ? 127 : 1023;
+  const V below = asked_.lam * asked_.k * (1 / T(n_)), c = below / larger_lanes(deviation, all_lanes(T(1e-30)));
+  const V log2 = __builtin_convertvector((F)c, V) * T(1 / double(std::int64_t(1) << kMantissa)) - T(kBias);
+  const V less = c < T(0.5) ? T(-0.3) * log2 : T(0.16) / (c * (1 + c * c * c / 2));
+  return row.mean - below + less * deviation;
 }
 
 // From mean and deviation, as bracket.hpp does for a single row; where tails are heavy, from a sample.
@@ -302,7 +334,11 @@ void LaneRows<Kind, T>::guess(NormalGuess& normal) {
   }
   // An entry is selected by halves where it is lam/2 over the threshold; further for a steep S.
   const T half = Kind::zero == 0 ? T(kind_.exponent / (kind_.exponent + 1)) : 0;  // on average
-  const V start = kMagnitude ? boundary / (1 + lam / 2) : boundary - lam * half;
+  V start = kMagnitude ? boundary / (1 + lam / 2) : boundary - lam * half;
+  if constexpr (kMayBeWide<Kind>) {
+    const F wide = lam > row.largest - row.smallest;
+    start = wide ? wide_start(row, deviation) : start, density_ = wide ? V{} : density_;
+  }
   const V low = kMagnitude ? larger_lanes(row.smallest / (1 + lam), row.largest * kEpsilon) : row.smallest - lam;
   const V high = row.largest - lam * T(Kind::zero);
   solved = asked_.fits & row.finite, done_ = F{};
@@ -311,6 +347,7 @@ void LaneRows<Kind, T>::guess(NormalGuess& normal) {
   // Where lam is so small that ``low`` is rounded to the smallest entry, the root is between them still.
   const V alone = kMagnitude ? row.smallest / (1 + lam) : all_lanes(T(1));
   const F exact = kMagnitude ? alone >= low : ~F{};
+  ends_ = exact;
   hi_ = exact ? larger_lanes(hi_, (pivot - row.smallest) * asked_.inverse + alone) : hi_;
 }
 
@@ -321,7 +358,7 @@ void LaneRows<Kind, T>::guess_others(F few, NormalGuess& normal) {
   guess(normal);
   pivot = few ? other.pivot : pivot, delta = few ? other.delta : delta, solved = few ? other.solved : solved;
   lo_ = few ? other.lo_ : lo_, hi_ = few ? other.hi_ : hi_, density_ = few ? other.density_ : density_;
-  done_ = few ? other.done_ : done_;
+  done_ = few ? other.done_ : done_, ends_ = few ? other.ends_ : ends_;
 }
 
 // The signed mask: whether the threshold is 0, where fewer than k are selected.
@@ -346,7 +383,7 @@ void LaneRows<Kind, T>::iterate() {
   const V finest = kMagnitude ? smaller_lanes(one, inverse) : one;  // v = from - lam at has its digits too
   V lo = lo_, hi = hi_, value_lo = -k, value_hi = counts_ - k, from = pivot, at = delta;
   V width = hi - lo, last_side{};
-  F done = done_ | ~solved, good = solved;
+  F done = done_ | ~solved, good = solved, below = ends_;  // below hi, as is known
   known = done_;
   for (int step = 0; step < kMostSteps && bits_of(~done) != 0; ++step) {
     if constexpr (!kLinear<Kind>)
@@ -360,6 +397,7 @@ void LaneRows<Kind, T>::iterate() {
     const V left = asked_.left(sums.above), value = mass - left;
     const F low = (value <= 0) & ~done, high = (value >= 0) & ~done;
     const F new_lo = low & (last_side < 0), new_hi = high & (last_side > 0);
+    below |= high;
     lo = low ? at : lo, hi = high ? at : hi;
     V newton = at - value / larger_lanes(slope, all_lanes(kTiny));
     if constexpr (!kLinear<Kind>) newton = root_from(sums, left, at);
@@ -374,7 +412,7 @@ void LaneRows<Kind, T>::iterate() {
     }
     const F stuck = (room <= 4 * rounding) | (between & (absolute_lanes(newton - at) <= rounding));
     const F stops = (met | stuck) & ~done;
-    good &= ~stops | (size <= T(1e-4) * scale);
+    good &= ~stops | ((size <= T(1e-4) * scale) & (met | below));
     // Where the entries that are whole leave nothing of k, no other may be left over v, not even by rounding: output and
     // slope would not be 0. threshold.hpp sees to that.
     if (kMagnitude) good &= ~(stops & (sums.mass > 0) & (left <= 0));
@@ -424,7 +462,9 @@ void LaneRows<Kind, T>::iterate() {
 
 template <class Kind, class T>
 void LaneRows<Kind, T>::solve(NormalGuess& normal) {
-  const F few = asked_.below <= T(kRanks);
+  F few = asked_.below <= T(kRanks);
+  if constexpr (kMayBeWide<Kind>)
+    if (n_ > 16) few &= ~looks_wide();
   if (n_ <= 8) {
     bracket_between(boundary_of_few<8, T>(keys_, n_, asked_));
   } else if (n_ <= 16) {

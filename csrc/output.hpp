@@ -154,12 +154,16 @@ SPARSETOPK_LOOP void write_all(const F& formula, const X* __restrict x, std::siz
   std::memcpy(y, out, n * sizeof(X));
 }
 
-// y of part of a row where S costs next to nothing.
+// write(f) with y as a function of x, where S costs next to nothing.
+template <class X, class Kind, class Write>
+void with_formula(const Curve<Kind>& curve, Write&& write) {
+  if constexpr (sizeof(Wide<X>) == sizeof(float) && Kind::zero == 0)
+    if (FloatDistance<Kind>::fits(curve.v, curve.lam)) return write(FloatFormula<X, Kind>(curve));
+  write(Formula<X, Kind>(curve));
+}
 template <class X, class Kind>
 void write_cheap(const Curve<Kind>& curve, const X* x, std::size_t n, X* y) {
-  if constexpr (sizeof(Wide<X>) == sizeof(float) && Kind::zero == 0)
-    if (FloatDistance<Kind>::fits(curve.v, curve.lam)) return write_all(FloatFormula<X, Kind>(curve), x, n, y);
-  write_all(Formula<X, Kind>(curve), x, n, y);
+  with_formula<X>(curve, [=](const auto& f) { write_all(f, x, n, y); });
 }
 
 // y where S is costly: 0 or 1 (or x) for most entries, and S for those in between.

@@ -74,7 +74,11 @@ Neighbours neighbours(const Pieces& pieces, double cut) {
 
 Masses masses(const Pieces& pieces, const Spread& row) {
   Masses total{0, 0, 0};
-  for (const Masses& part : results(pieces, [&](Piece& piece) { return kernels.masses(piece, row); }))
+  Spread asked = row;
+  asked.in_float = true;
+  for (const int is_double : results(pieces, [](Piece& piece) { return int(piece.dtype == int(Dtype::float64)); }))
+    asked.in_float &= is_double == 0;
+  for (const Masses& part : results(pieces, [&](Piece& piece) { return kernels.masses(piece, asked); }))
     total.mass += part.mass, total.slope += part.slope, total.above += part.above;
   return total;
 }

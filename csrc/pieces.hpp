@@ -34,7 +34,8 @@ struct Spread {
   bool debias;
   double k, lam;
   State state;
-  bool is_long;  // the row is longer than the caches
+  bool is_long;           // the row is longer than the caches
+  bool in_float = false;  // float has the digits for sums over many entries
 };
 
 // Sizes |x| are compared as doubles, whatever the dtype.

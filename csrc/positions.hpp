@@ -46,11 +46,12 @@ inline unsigned compare_bits(Vector<T> a, Vector<T> b) {
 // A bit for every entry of a tile.
 class Marks {
  public:
-  // Marks keys between the bounds; ``kNaN``: and those that are NaN.
-  template <bool kAbsolute, bool kNaN, class T>
+  // Marks keys between the bounds; ``kNaN``: and those that are NaN; ``kEnd``: and sees whether one is infinite.
+  template <bool kAbsolute, bool kNaN, bool kEnd = false, class T>
   SPARSETOPK_LOOP void set(const T* x, std::size_t length, T from, T to);
 
   std::size_t count = 0, over = 0;  // marked keys, and keys above them
+  bool infinite = false;            // a key is inf
 
   // Writes the positions of those that are marked, in order; 16 more may be written.
   void positions(std::size_t length, std::uint32_t* out) const;
@@ -92,12 +93,14 @@ class Marks {
   std::uint64_t words_[kTile / kWord];
 };
 
-template <bool kAbsolute, bool kNaN, class T>
+template <bool kAbsolute, bool kNaN, bool kEnd, class T>
 SPARSETOPK_LOOP void Marks::set(const T* x, std::size_t length, T from, T to) {
   using V = Vector<T>;
   constexpr std::size_t kW = kWidth<T>, kStep = larger(kW, std::size_t(8));
   std::uint8_t at_least[kTile / 8], above[kTile / 8];
   const V least = all_lanes(from), most = all_lanes(to);
+  V largest{};
+  T rest = 0;  // of those after the last step
   std::size_t j = 0;
   for (; j + kStep <= length; j += kStep) {
     unsigned lower = 0, upper = 0;
@@ -106,6 +109,7 @@ SPARSETOPK_LOOP void Marks::set(const T* x, std::size_t length, T from, T to) {
       const V wide = load(x + j + i), key = kAbsolute ? absolute_lanes(wide) : wide;
       lower |= compare_bits<kNaN ? Compare::not_below : Compare::from, T>(key, least) << i;
       upper |= compare_bits<Compare::above, T>(key, most) << i;
+      if (kEnd) largest = larger_lanes(key, largest);  // which NaN leaves as it is
     }
     std::memcpy(at_least + j / 8, &lower,
                 kStep / 8);  // where a step has two bytes they are in order: x86 has such alone
@@ -119,7 +123,10 @@ SPARSETOPK_LOOP void Marks::set(const T* x, std::size_t length, T from, T to) {
     const T value = key<kAbsolute>(x[j]);
     at_least[j / 8] |= std::uint8_t((kNaN ? !(value < from) : value >= from) << j % 8);
     above[j / 8] |= std::uint8_t((value > to) << j % 8);
+    if (kEnd) rest = value > rest ? value : rest;
   }
+  constexpr T limit = T(Limits<T>::largest);
+  if (kEnd) infinite = rest > limit || bits_of(largest > limit) != 0;
   count = over = 0;
   for (std::size_t i = 0; i * kWord < length; ++i) {
     const std::uint64_t high = word(above + 8 * i), bits = words_[i] = word(at_least + 8 * i) & ~high;
@@ -279,27 +286,19 @@ struct TilePart {
   bool infinite;
 };
 
-template <class X>
-SPARSETOPK_LOOP bool any_infinite(const X* x, std::size_t n) {
-  std::uint32_t found = 0;
-  for (std::size_t j = 0; j < n; ++j) found += key<true>(x[j]) > Wide<X>(Limits<Wide<X>>::largest);
-  return found > 0;
-}
-
 // Copies the entries of a tile whose keys are between the bounds, in order, and NaN, which is seen there sooner than in
 // the row.
 template <bool kAbsolute, class X>
 inline TilePart keep_between(const X* x, std::size_t length, Wide<X> from, Wide<X> to, X* kept) {
   Marks marks;
   if constexpr (std::is_same<X, Wide<X>>::value)
-    marks.set<kAbsolute, true>(x, length, from, to);
+    marks.set<kAbsolute, true, kAbsolute>(x, length, from, to);
   else
     for_tiles<kAbsolute>(x, length, [&](const Wide<X>* keys, std::size_t, std::size_t) {
-      marks.set<false, true>(keys, length, from, to);
+      marks.set<false, true, kAbsolute>(keys, length, from, to);
     });
-  const bool infinite = kAbsolute && marks.over > 0 && any_infinite(x, length);
   marks.copy(x, length, kept);
-  return {marks.count, marks.over, infinite};
+  return {marks.count, marks.over, marks.infinite};
 }
 
 }  // namespace SPARSETOPK_LEVEL

@@ -36,7 +36,7 @@ double lone_by_newton(const P& power, double linear, double target) {
 template <int E>
 struct Power {
   double exponent = E;
-  static constexpr bool kVector = true, kCheap = true;
+  static constexpr bool kVector = true, kCheap = true, kPlain = true;
   template <class A>
   A response(A t) const {
     if constexpr (E == 1) return t;
@@ -66,7 +66,7 @@ struct Power {
 template <>
 struct Power<0> {
   double exponent;
-  static constexpr bool kVector = false, kCheap = false;
+  static constexpr bool kVector = false, kCheap = false, kPlain = false;
   // Never infinite: t may be the root of the largest double, rounded up.
   double response(double t) const {
     const double y = ::pow(t, exponent);

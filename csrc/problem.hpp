@@ -57,6 +57,7 @@ struct Targets {
   std::int64_t ignored;   // the label of rows that do not count
   bool spread;            // labels are filled up to a sum of k, evenly, and R of that is added
   const double* weights;  // (rows, n), contiguous
+  double scale = 1;       // of the gradient
 };
 
 // y, in [0, 1] or in the units of x.
@@ -65,7 +66,7 @@ void forward(const Problem& problem, void* y);
 // The cotangents of x, and of k and lam (one per row) where the pointers are not null, from that of y.
 void backward(const Problem& problem, const void* g, void* dx, double* dk, double* dlam);
 
-// f(x, 1_k) - <x, t> of every row, and its gradient y - t in the place of y, for mask and two_sided; both 0 where a
+// f(x, 1_k) - <x, t> of every row, and its gradient y - t, scaled, in the place of y, for mask and two_sided; both 0 where a
 // row does not count.
 void loss(const Problem& problem, const Targets& targets, void* y, double* value);
 

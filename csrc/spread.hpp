@@ -21,22 +21,50 @@ T most_to(double bound) {
   return -least_from<T>(-bound);
 }
 
-// Writes past the caches, in which so long a row would not stay: memory is not read before it is written.
-inline void stream(void* to, const void* from, std::size_t bytes) {
-#ifdef SPARSETOPK_X86
-  const auto* source = static_cast<const __m128i*>(from);
-  auto* target = static_cast<__m128i*>(to);
-  if (bytes % sizeof(__m128i) == 0 && reinterpret_cast<std::uintptr_t>(to) % sizeof(__m128i) == 0) {
-    for (std::size_t i = 0; i < bytes / sizeof(__m128i); ++i) _mm_stream_si128(target + i, _mm_loadu_si128(source + i));
-    return;
-  }
+// Writes past the caches, in which so long a row would not stay: memory is not read before it is written. By whole
+// vectors, as every store has its price.
+inline void stream_vector(void* to, const void* from) {
+#if defined(SPARSETOPK_X86) && defined(__AVX512F__)
+  _mm512_stream_si512(static_cast<__m512i*>(to), _mm512_loadu_si512(from));
+#elif defined(SPARSETOPK_X86) && defined(__AVX2__)
+  _mm256_stream_si256(static_cast<__m256i*>(to), _mm256_loadu_si256(static_cast<const __m256i*>(from)));
+#elif defined(SPARSETOPK_X86)
+  _mm_stream_si128(static_cast<__m128i*>(to), _mm_loadu_si128(static_cast<const __m128i*>(from)));
+#else
+  std::memcpy(to, from, kVectorBytes);
 #endif
-  std::memcpy(to, from, bytes);
+}
+inline void stream(void* to, const void* from, std::size_t bytes) {
+  const auto* source = static_cast<const char*>(from);
+  auto* target = static_cast<char*>(to);
+  const std::size_t odd = reinterpret_cast<std::uintptr_t>(to) % kVectorBytes;
+  std::size_t i = odd == 0 ? 0 : smaller(kVectorBytes - odd, bytes);
+  std::memcpy(target, source, i);
+  for (; i + kVectorBytes <= bytes; i += kVectorBytes) stream_vector(target + i, source + i);
+  std::memcpy(target + i, source + i, bytes - i);
 }
 inline void end_of_stream() {
 #ifdef SPARSETOPK_X86
   _mm_sfence();
 #endif
+}
+
+// The same for outputs, which need no other place before.
+template <class X, class F>
+SPARSETOPK_LOOP void stream_all(const F& formula, const X* x, std::size_t n, X* y) {
+  constexpr std::size_t kStep = larger(kLanes, kVectorBytes / sizeof(X));
+  if (reinterpret_cast<std::uintptr_t>(y) % kVectorBytes != 0) return write_all(formula, x, n, y);
+  const F f = formula;
+  std::size_t i = 0;
+  for (; i + kStep <= n; i += kStep) {
+    alignas(kVectorBytes) X some[kStep];
+#pragma GCC unroll 4
+    for (std::size_t j = 0; j < kStep; j += kLanes) write_lanes(f, x + i + j, some + j);
+#pragma GCC unroll 8
+    for (std::size_t j = 0; j < kStep; j += kVectorBytes / sizeof(X)) stream_vector(y + i + j, some + j);
+  }
+  if (i < n) write_all(f, x + i, n - i, y + i);
+  end_of_stream();
 }
 
 // The undecided entries of a piece, wherever they are kept.
@@ -52,47 +80,64 @@ struct Kept {
         positions(reinterpret_cast<std::uint16_t*>(entries + piece.n / kFewest)) {}
 };
 
+// f(begin, length, out) for the tiles of a piece: of a long row each goes through the first cache.
+template <class X, class F>
+void write_piece(const Piece& piece, bool is_long, F&& f) {
+  const std::size_t n = std::size_t(piece.n);
+  const X* x = static_cast<const X*>(piece.x);
+  X* out = static_cast<X*>(piece.out);
+  if (!is_long) return f(0, n, out);
+  X tile[kTile];
+  for (std::size_t i = 0; i < n; i += kTile) {
+    const std::size_t length = smaller(kTile, n - i);
+    if (i + kTile < n) fetch_tile(x + i + kTile, smaller(kTile, n - i - kTile));
+    f(i, length, tile);
+    stream(out + i, tile, length * sizeof(X));
+  }
+  end_of_stream();
+}
+
+// y where it is decided: x above the bound, else 0.
+template <class X>
+SPARSETOPK_LOOP void write_over(const Wide<X>* __restrict keys, const X* __restrict x, std::size_t n, Wide<X> bound,
+                                X* __restrict y) {
+  for (std::size_t j = 0; j < n; ++j) y[j] = keys[j] > bound ? x[j] : X{};
+}
+
 // Keeps what is undecided beside, and writes what is decided: 0, or x. False if there is too little room.
 template <class X>
 bool gather_beside(const Piece& piece, bool is_long, Open<X>& open, const Window<Wide<X>>& window, Wide<X> lo,
                    Wide<X> hi) {
   using T = Wide<X>;
-  constexpr T limit = T(Limits<T>::largest);
   const T from = window.from, to = window.to;
-  const X* x = static_cast<const X*>(piece.x);
-  X* out = static_cast<X*>(piece.out);
   const Kept<X> kept(piece);
-  const std::size_t room = std::size_t(piece.n / kFewest);
-  for (std::size_t i = 0; i < std::size_t(piece.n); i += kTile) {
-    const std::size_t length = smaller(kTile, std::size_t(piece.n) - i);
-    T keys[kTile];
-    X y[kTile];
-    std::uint32_t positions[kTile + 16];
-    for (std::size_t j = 0; j < length; ++j) {
-      const T a = key<true>(x[i + j]);
-      keys[j] = a;
-      y[j] = a > to ? x[i + j] : X{};
-    }
-    std::uint32_t over = 0, bad = 0;
-    for (std::size_t j = 0; j < length; ++j) {
-      over += keys[j] > to;
-      bad += !(keys[j] <= limit);
-    }
-    const std::size_t count = positions_between(keys, length, from, to, positions);
-    if (open.size + count > room) return false;
-    for (std::size_t j = 0; j < count; ++j) {
-      kept.entries[open.size + j] = x[i + positions[j]];
-      kept.positions[open.size + j] = std::uint16_t(i + positions[j]);
-    }
-    open.template add<true>(kept.entries + open.size, count, lo, hi);
-    open.size += count, open.whole += over, open.invalid |= bad != 0;
-    if (is_long)
-      stream(out + i, y, length * sizeof(X));
-    else
-      std::memcpy(out + i, y, length * sizeof(X));
-  }
-  if (is_long) end_of_stream();
-  return true;
+  const std::size_t n = std::size_t(piece.n), room = n / kFewest;
+  std::size_t seen = 0;
+  bool fits = true;
+  write_piece<X>(piece, is_long, [&](std::size_t i, std::size_t length, X* y) {
+    const X* x = static_cast<const X*>(piece.x) + i;
+    for_tiles<true>(x, length, [&](const T* keys, std::size_t begin, std::size_t part) {
+      if (!fits) return;
+      std::uint32_t positions[kTile + 16];
+      Marks marks;
+      marks.set<false, true, true>(keys, part, from, to);
+      fits = open.size + marks.count <= room;
+      if (!fits) return;
+      write_over(keys, x + begin, part, to, y + begin);
+      marks.positions(part, positions);
+      for (std::size_t j = 0; j < marks.count; ++j) {
+        kept.entries[open.size + j] = x[begin + positions[j]];
+        kept.positions[open.size + j] = std::uint16_t(i + begin + positions[j]);
+      }
+      open.size += marks.count, open.whole += marks.over;
+      open.invalid |= marks.infinite;
+      if (open.size - seen < kTile && i + begin + part < n) return;  // too few to be worth a loop
+      open.invalid |= Open<X>::any_nan(kept.entries + seen, open.size - seen);
+      open.template add<true>(kept.entries + seen, open.size - seen, lo, hi);
+      seen = open.size;
+    });
+  });
+  return fits;
 }
 
 template <class X>
@@ -144,7 +189,9 @@ template <class X, class Kind>
 Masses masses_piece(const Piece& piece, const Spread& row, const Kind& kind) {
   const Distance distance(row.state.pivot, 0, row.lam);
   const Kept<X> kept(piece);
-  const Distances distances{kept.entries, kept.size, distance, fill_distances<true, X>};
+  Distances distances{kept.entries, kept.size, distance, fill_distances<true, X>};
+  if constexpr (sizeof(Wide<X>) == sizeof(float) && std::is_base_of<Power<1>, Kind>::value)
+    if (row.in_float) distances.in_float = add_up_in_float<Kind, X>;
   Equation<Kind> equation(distances, kind);
   const Sums sums = equation(row.state.delta, kind.top(row.state.pivot - row.lam * row.state.delta));
   return {sums.mass, sums.slope, sums.above};
@@ -156,21 +203,6 @@ Row<X, Kind> row_of(const Piece& piece, const Spread& row, const Kind& kind) {
 }
 inline State state_of(const Piece& piece, const Spread& row) {
   return {row.state.pivot, row.lam == 0 ? piece.left : row.state.delta};
-}
-
-// f(begin, length, out) for the tiles of a piece: of a long row each goes through the first cache.
-template <class X, class F>
-void write_piece(const Piece& piece, bool is_long, F&& f) {
-  const std::size_t n = std::size_t(piece.n);
-  X* out = static_cast<X*>(piece.out);
-  if (!is_long) return f(0, n, out);
-  X tile[kTile];
-  for (std::size_t i = 0; i < n; i += kTile) {
-    const std::size_t length = smaller(kTile, n - i);
-    f(i, length, tile);
-    stream(out + i, tile, length * sizeof(X));
-  }
-  end_of_stream();
 }
 
 // lam = 0: the size from which on everything in the piece is selected, if all of its entries at the pivot are, or none.
@@ -223,6 +255,15 @@ void apply_piece(const Piece& piece, const Spread& row, const Kind& kind) {
   Wide<X> bound;
   const bool hard = cuts_hard<X>(piece, row, bound);
   if (!hard && is_special(row.lam, state)) return forward_row(all, state, static_cast<X*>(piece.out));
+  if constexpr (Kind::kCheap)
+    if (!hard) {
+      if (state.pivot > 1e300) return forward_row(all, state, static_cast<X*>(piece.out));  // which holds them down
+      const Curve<Kind> curve(kind, state, row.k, row.lam, row.debias, all.rounding);
+      return with_formula<X>(curve, [&](const auto& f) {
+        X* y = static_cast<X*>(piece.out);
+        row.is_long ? stream_all(f, all.x, all.n, y) : write_all(f, all.x, all.n, y);
+      });
+    }
   if (!hard) {
     const Solved<X, Kind> solved(all, state);
     return write_piece<X>(piece, row.is_long, [&](std::size_t begin, std::size_t length, X* y) {

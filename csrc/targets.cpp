@@ -9,6 +9,8 @@
 #include "parallel.hpp"
 #include "parts.hpp"
 
+#include "kinds.hpp"
+
 namespace sparsetopk {
 namespace {
 

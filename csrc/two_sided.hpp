@@ -15,14 +15,16 @@ namespace SPARSETOPK_LEVEL {
 // p = 2
 struct StraightHalf {
   double exponent = 1;
-  static constexpr bool kVector = true, kCheap = true;
+  static constexpr bool kVector = true, kCheap = true, kPlain = true;
+  double power(double y) const { return y * y; }
   Response half(double tau) const { return {(1 - tau) / 2, 0.5}; }
 };
 
 // p = 3/2
 struct RootHalf {
   double exponent = 2;
-  static constexpr bool kVector = true, kCheap = false;
+  static constexpr bool kVector = true, kCheap = false, kPlain = true;
+  double power(double y) const { return y * ::sqrt(y); }
   Response half(double tau) const {
     const double root = ::sqrt(2 - tau * tau), rest = (1 + tau) * (1 - tau), other = 1 + tau * root;
     const double scale = rest / (root * other);  // one division for both
@@ -34,7 +36,8 @@ struct TableHalf {
   double exponent;
   const ResponseInterval* intervals;
   std::int64_t last;
-  static constexpr bool kVector = true, kCheap = false;
+  static constexpr bool kVector = true, kCheap = false, kPlain = false;
+  double power(double y) const { return y > 0 ? y * ::pow(y, 1 / exponent) : 0; }
 
   explicit TableHalf(const ResponseTable& table)
       : exponent(table.exponent), intervals(table.intervals.get()), last(table.last) {}

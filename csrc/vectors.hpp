@@ -85,7 +85,8 @@ inline V clip_lanes(V t, V low, V high) {
 }
 template <class V>
 inline V absolute_lanes(V a) {
-  return larger_lanes(a, -a);
+  using F = Flags<typename std::decay<decltype(a[0])>::type>;
+  return (V)((F)a & ~(F)-V{});  // all bits but the sign
 }
 template <class V>
 inline V sqrt_lanes(V a) {
@@ -141,12 +142,19 @@ inline __attribute__((always_inline)) void shuffle(V (&rows)[kVectors]) {
 }
 constexpr std::size_t log2_of(std::size_t n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
 
+// As many floats as a vector has doubles.
+typedef float FewFloats __attribute__((vector_size(kVectorBytes / 2)));
+
 // As many entries as lanes, widened to T; and the first of them, with 0 behind.
 template <class X, class T = Wide<X>>
 inline Vector<T> load(const X* x) {
   Vector<T> v;
   if constexpr (std::is_same<X, T>::value) {
     std::memcpy(&v, x, sizeof(v));
+  } else if constexpr (std::is_same<X, float>::value) {
+    FewFloats some;
+    std::memcpy(&some, x, sizeof(some));
+    v = __builtin_convertvector(some, Vector<T>);
   } else {
     T wide[kWidth<T>];
     for (std::size_t i = 0; i < kWidth<T>; ++i) wide[i] = T(widen(x[i]));
@@ -164,6 +172,9 @@ template <class X, class T = Wide<X>>
 inline void store(Vector<T> v, X* x) {
   if constexpr (std::is_same<X, T>::value) {
     std::memcpy(x, &v, sizeof(v));
+  } else if constexpr (std::is_same<X, float>::value) {
+    const FewFloats some = __builtin_convertvector(v, FewFloats);
+    std::memcpy(x, &some, sizeof(some));
   } else {
     T wide[kWidth<T>];
     std::memcpy(wide, &v, sizeof(v));

@@ -38,6 +38,7 @@ LEAST = {"float64": 1e-300, "float32": 1e-37, "bfloat16": 1e-37, "float16": 1e-7
 # Derivatives are products of S(t), which underflows for p near 1 and a large lam: see docs/maths.md.
 LEAST_SLOPE = LEAST | {"float64": 1e-250}
 ROUNDINGS = 64.0  # how many a path may take
+PROGRAMS = 1000  # calls after which what was compiled is forgotten
 CHEAP = (2.0, 1.5, 4 / 3)
 UNSOLVED = (
     2e-10  # of k, in a mask whose y is narrower than what it is computed in: see docs/maths.md
@@ -393,6 +394,12 @@ def read(path: Path) -> Task:
     return Task(rows=rows, **fields)
 
 
+def forget_programs() -> None:
+    """What JAX has compiled: a process may map the code of a few thousand programs and no more."""
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+
+
 def _cpu_seconds() -> float:
     """Of this process and of those that it has started."""
     return sum(os.times()[:4])
@@ -416,6 +423,9 @@ def run(
         task = draw(rng, frontend, only, seen)
         failure, clear, not_clear = check(task)
         number += 1
+        if number % PROGRAMS == 0:
+            seen.clear()
+            forget_programs()
         counts[f"{task.frontend}/{task.path}"] += task.rows.x.shape[0]
         compared, skipped = compared + clear, skipped + not_clear
         if failure:

@@ -160,7 +160,8 @@ class Oracle:
         self.everything = (rows.k >= nonzero) & ~self.nothing & (kind != "sign")
         self.pinned = np.zeros_like(self.nothing)
         if kind == "sign":
-            self.pinned = self._excess(Solved(self.a / rows.lam, 0 * rows.lam)) <= 0
+            self.over = self._excess(Solved(self.a / rows.lam, 0 * rows.lam))  # at a threshold of 0
+            self.pinned = self.over <= 0
         self.alone = self._alone(self.a) if self.curved else np.ones_like(self.a)
 
     def _alone(self, a):
@@ -312,6 +313,9 @@ class Oracle:
         width = 4 * (of_t + of_row).max(-1, keepdims=True)
         jumps = (self.gap >= 0) & (self.gap <= width)
         slack[0] = slack[0] + np.where(jumps, self._across(eps, width), 0.0)
+        if self.kind == "sign":  # so they do where entries just add up to k with a threshold of 0
+            rounded = total(parts.rho * of_t) + eps * np.maximum(rows.k, total(parts.s))
+            jumps = jumps | (np.abs(self.over) <= rounded)
         if (
             self.curve.p > 2
         ):  # as docs/maths.md says, no closer to 0 are slopes told from each other

@@ -4,6 +4,9 @@ and their reduction may come, by the kernel and by ordinary operations."""
 import functools
 import itertools
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -304,6 +307,104 @@ def test_threads_give_the_same_loss():
         torch.set_num_threads(before)
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize(
+    "n", [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 100, 255, 256, 257, 1023, 1025]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("completion", [None, "spread"])
+def test_rows_of_every_length_are_right_and_the_same_in_every_batch(n, dtype, completion):
+    """Short rows are solved in lanes, with their values, and as many as there are lanes at a time."""
+    x, k = gaussian(37, n).to(dtype), min(3, n)
+    x[5, : n // 2], x[6] = -torch.inf, 0.5
+    t = classes(37, n=n)
+    t[5], t[7] = n - 1, -100
+    for lam in (0.05, 1.0, 30.0, 1e4):
+        leaf, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+        f = functools.partial(st.topk_loss, k=k, lam=lam, completion=completion)
+        loss, gradient = f(leaf, t), torch.autograd.grad(f(leaf, t), leaf)[0]
+        one_hot = torch.nn.functional.one_hot(t.clamp_min(0), n).to(F64)
+        each = torch.where(t == -100, 0.0, f(wide, one_hot, reduction="none"))
+        expected = each.sum() / 36
+        eps = torch.finfo(dtype).eps
+        # rounded once, however small it is beside what it is a difference of
+        atol = eps * abs(expected.item()) + 1e-12 * (1 + lam)
+        torch.testing.assert_close(loss.to(F64), expected, rtol=0, atol=atol)
+        exact = torch.autograd.grad(expected, wide)[0]
+        atol = 8 * eps * max(1.0, 4 / lam) / (1 if dtype == torch.float16 else 36)
+        torch.testing.assert_close(gradient.to(F64), exact, rtol=0, atol=atol)
+        alone = torch.stack(
+            [f(row[None], label[None], reduction="sum") for row, label in zip(x, t, strict=True)]
+        )
+        assert torch.equal(alone, f(x, t, reduction="none"))
+        last = torch.autograd.grad(f(leaf, t, reduction="sum"), leaf)[0][30:]
+        few = x[30:].clone().requires_grad_()
+        assert torch.equal(last, torch.autograd.grad(f(few, t[30:], reduction="sum"), few)[0])
+
+
+LEVELS = """
+import hashlib, torch, sparsetopk.torch as st
+generator, found = torch.Generator().manual_seed(0), hashlib.sha256()
+for n in (2, 9, 16, 33, 100, 256, 400, 1500):
+    x, t = torch.randn(35, n, generator=generator), torch.randint(n, (35,), generator=generator)
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        for p, two_sided in ((2, False), (1.5, False), (4 / 3, False), (2, True), (1.5, True)):
+            for lam in (0.1, 30.0):
+                leaf = x.to(dtype).requires_grad_()
+                options = {"reduction": "sum", "p": p, "two_sided": two_sided}
+                loss = st.topk_loss(leaf, t, 2, lam, **options)
+                for y in (loss.detach(), *torch.autograd.grad(loss, leaf)):
+                    found.update(y.numpy().tobytes())
+print(found.hexdigest())
+"""
+
+
+def test_instruction_sets_agree_to_the_last_bit():
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", LEVELS],
+            env=os.environ | {"SPARSETOPK_SIMD": level},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for level in ("baseline", "avx2", "avx512")
+    ]
+    found = {run.communicate(timeout=300)[0] for run in runs}
+    assert len(found) == 1
+    assert found != {""}
+
+
+def test_labels_wherever_they_are(path):
+    """Of a longer tensor, with steps between them, in more than one dimension, and of other integers."""
+    x, t = gaussian(12, N, dtype=torch.float32), classes(12)
+    expected = st.topk_loss(x, t, K, LAM)
+    padded = torch.cat([t.new_full((3,), -1), t, t.new_full((2,), N)])
+    for labels in (padded[3:-2], t.repeat_interleave(2)[::2], t.to(torch.int32)):
+        assert torch.equal(st.topk_loss(x, labels, K, LAM), expected)
+    found = st.topk_loss(x.view(3, 4, N), t.view(3, 4), K, LAM)
+    assert torch.equal(found, expected)
+    assert torch.equal(st.topk_loss(x[0], t[0], K, LAM), st.topk_loss(x[:1], t[:1], K, LAM))
+
+
+def test_a_mean_is_scaled_as_any_other(path):
+    """The gradient of a mean comes with its factor, and is differentiated again with it."""
+    for dtype in (F64, torch.float32):
+        x, t = gaussian(9, N).to(dtype).requires_grad_(), classes(9)
+        t[2] = -100
+        total, mean = (st.topk_loss(x, t, K, LAM, reduction=r) for r in ("sum", "mean"))
+        torch.testing.assert_close(8 * mean, total)
+        first, second = (torch.autograd.grad(v, x, create_graph=True)[0] for v in (total, mean))
+        torch.testing.assert_close(8 * second, first)
+        g = gaussian(9, N, seed=3).to(dtype)
+        twice = [torch.autograd.grad(d, x, g, retain_graph=True)[0] for d in (first, second)]
+        torch.testing.assert_close(8 * twice[1], twice[0])
+        again = torch.autograd.grad(3 * mean, x, retain_graph=True)[0]
+        torch.testing.assert_close(again, 3 * second.detach())
+        torch.testing.assert_close(torch.autograd.grad(mean, x)[0], second.detach())
+    none = torch.full((9,), -100)
+    lost = st.topk_loss(x, none, K, LAM)
+    assert lost.isnan()
 
 
 def test_module():

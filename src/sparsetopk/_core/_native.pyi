@@ -133,6 +133,7 @@ def threshold_loss(
     ignored: int,
     spread: bool,
     weights: int,
+    mean: bool,
     y: int,
     value: int,
     threads: int,

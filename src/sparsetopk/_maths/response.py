@@ -193,8 +193,11 @@ class Relaxed(NamedTuple):
         u = xp.where(inside, v, xp.where(xp.isfinite(a), a, 0.0))
         if not phi.straight:
             a_above = xp.where(above, a, 1.0)
-            alone = lone_response(a_above, xp.ones_like(lam), lam, reg, phi)
-            d = xp.where(above, alone, d)
+            alone = lone_response(
+                xp.where(inside, still(a), a_above), xp.ones_like(lam), lam, reg, phi
+            )
+            # In a block t is less than alone but for rounding, by which y may be out of order.
+            d = xp.where(above, alone, d - still(xp.clip(d - alone, 0.0, None)))
             curved = phi.name == "half_square"
             u = xp.where(above, reg.response(alone) if curved else a_above - lam * alone, u)
             if curved:  # S(d) = u and sum_B S(t_i) = v left: precise also where they are tiny

@@ -148,7 +148,8 @@ class Module(_Exact):
 
 
 def _within(value: Number, low: float, high: float | None) -> Number:
-    if not isinstance(value, torch.nn.Parameter):
+    # The type first: to ask what is no tensor whether it is a parameter takes longer.
+    if type(value) is int or type(value) is float or not isinstance(value, torch.nn.Parameter):
         return value
     return value + (value.clamp(low, high) - value).detach()
 

@@ -27,6 +27,8 @@ from .._rows.arguments import (
     check_k_and_lam,
     compute_dtype,
     is_plain,
+    is_simple,
+    is_simple_labels,
     over_dims,
     without_entries,
 )
@@ -117,13 +119,14 @@ def topk_loss(
     tensor(0.)
     """
     check_loss(completion, reduction, label_smoothing, ignore_index)
-    rows, e = _rows_of(logits, dim), check_exponent(p)
+    operator = Operator(TWO_SIDED if two_sided else MASK, check_exponent(p), False)
+    asked = _Asked(completion, reduction, label_smoothing, ignore_index, weight)
+    if (call := _short_call(logits, targets, k, lam, dim, operator, asked)) is not None:
+        return fused_loss.loss_of(logits, call)
+    rows = _rows_of(logits, dim)
     check_k_and_lam(rows, k, lam)
     t = _targets(targets, rows)
-    asked = _Asked(completion, reduction, label_smoothing, ignore_index, weight)
-    if weight is not None:
-        check_class_weights(tuple(check_float_tensor("weight", weight).shape), rows.n)
-    operator = Operator(TWO_SIDED if two_sided else MASK, e, False)
+    _check_weight(weight, rows.n)
     if on_gpu.takes_loss(rows, k, lam, operator, t, weight):
         loss = on_gpu.loss(rows, t, k, lam, operator, *asked)
         return _in_shape(rows, loss, reduction)
@@ -131,6 +134,33 @@ def topk_loss(
         numbers = traced.asked(rows, k, lam, operator)
         return torch.ops.sparsetopk.topk_loss(rows.x, t, *numbers, *asked)[0]
     return _in_shape(rows, composed(rows, t, k, lam, operator, *asked), reduction)
+
+
+def _short_call(
+    logits: Tensor,
+    targets: Tensor,
+    k: Number,
+    lam: Number,
+    dim: int,
+    operator: Operator,
+    asked: _Asked,
+) -> Call | None:
+    """What is asked in most calls, of labels, with its arguments checked: one call of the core gives the
+    loss. None for any other."""
+    completion, reduction, smoothing, ignored, weight = asked
+    if weight is not None or smoothing or completion == "best" or reduction == "none":
+        return None
+    if not (is_simple(logits, k, lam, dim) and is_simple_labels(targets, logits)):
+        return None
+    if torch.is_autocast_enabled("cpu"):
+        return None
+    k, lam, rows = float(k), float(lam), Rows("logits", logits, logits.ndim - 1, True)
+    if on_gpu.takes_loss(rows, k, lam, operator) or not fused_loss.takes(rows, k, lam, operator):
+        return None
+    if completion is not None:
+        _check_one_label(completion, k)
+    t = targets if targets.ndim == 1 else targets.reshape(-1)
+    return Call(rows.dim, t, k, lam, operator, completion, ignored, None, None, reduction)
 
 
 def _rows_of(logits: Tensor, dim: int) -> Rows:
@@ -223,6 +253,11 @@ def _targets(targets: object, rows: Rows) -> Tensor:
     return rows.tangent(targets)
 
 
+def _check_weight(weight: Tensor | None, n: int) -> None:
+    if weight is not None:
+        check_class_weights(tuple(check_float_tensor("weight", weight).shape), n)
+
+
 def _check_values(values: Tensor, is_good: Callable[[Tensor], Tensor], message: str) -> None:
     if is_plain(values) and not bool((good := is_good(values)).all()):
         raise ValueError(f"{message}, got {values[~good].flatten()[0].item():g}")
@@ -253,6 +288,9 @@ def _check_completion(completion: Completion, rows: Rows, t: Tensor, k: Number) 
     """That t has at most k labels and, for "best", nothing else."""
     if not is_plain(t, k) or rows.x.numel() == 0:
         return
+    if t.dtype == torch.int64 and type(k) in (int, float):
+        _check_one_label(completion, float(k))
+        return
     with torch.no_grad():
         k_rows, labels = rows.per_row(k), t.dtype == torch.int64
         total = torch.ones_like(k_rows) if labels else row_sum(t.to(k_rows.dtype))
@@ -260,17 +298,26 @@ def _check_completion(completion: Completion, rows: Rows, t: Tensor, k: Number) 
         # beyond the rounding of soft targets
         if bool((excess > 1e-6 * k_rows.clamp_min(1.0)).any()):
             worst = int(excess.argmax())
-            raise ValueError(
-                "targets must have at most k labels (a sum of at most k) with "
-                f"completion={completion!r}, got {total[worst].item():g} for "
-                f"k={k_rows[worst].item():g}"
-            )
+            raise _too_many(completion, total[worst].item(), k_rows[worst].item())
         soft = completion == "best" and t.is_floating_point()
         if soft and not bool(((t == 0) | (t == 1)).all()):
             raise ValueError(
                 "targets must be class indices or sets of labels (0 or 1) with completion='best', got "
                 "soft targets"
             )
+
+
+def _check_one_label(completion: Completion, k: float) -> None:
+    """The same where every row has one label, and k is a number."""
+    if 1.0 - k > 1e-6:
+        raise _too_many(completion, 1.0, k)
+
+
+def _too_many(completion: Completion, total: float, k: float) -> ValueError:
+    return ValueError(
+        "targets must have at most k labels (a sum of at most k) with "
+        f"completion={completion!r}, got {total:g} for k={k:g}"
+    )
 
 
 def _values(rows: Rows, call: Call) -> Tensor:
@@ -307,7 +354,7 @@ def _asked_again(x: Tensor, t: Tensor, *asked: Any) -> tuple[Rows, Call]:
 def _loss(x: Tensor, t: Tensor, *asked: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The loss, y - t with the classes last, and the factors of the rows (m) in float64."""
     rows, call = _asked_again(x, t, *asked)
-    loss, factor, residual = fused_loss.forward(x, call)
+    loss, residual, factor, _ = fused_loss.forward(x, call)
     factors = torch.empty(len(call.t), dtype=torch.float64, device="cpu")
     factors = factors.copy_(factor) if isinstance(factor, Tensor) else factors.fill_(factor)
     return _in_shape(rows, loss, call.reduction), residual, factors

@@ -155,17 +155,18 @@ def loss(
     k: Numbers,
     lam: Numbers,
     operator: Operator,
+    mean: bool = False,
 ) -> tuple[Tensor, Tensor, int, float]:
     """y - t, f(x, 1_k) - <x, t> of every row (m) in float64, how many rows count, and their sum.
 
     ``t`` are labels (m) in int64, weights (m, n) in float64, or nothing; with ``spread``, labels are
-    filled up to a sum of k, and R(t) is added. A label that is no class is reported by the number
+    filled up to a sum of k, and R(t) is added. For a ``mean`` y - t is over the number of rows that
+    count, unless none does. A label that is no class is reported by the number
     -1 - row.
     """
     n = x.shape[-1]
     m = x.numel() // n
-    residual, values = torch.empty_like(x), x.new_empty(m, dtype=torch.float64)
-    state = values.new_empty((m, 2))
+    residual, values, state = torch.empty_like(x), k.keeper.new_empty(m), k.keeper.new_empty(2 * m)
     labels = t is not None and t.dtype == torch.int64
     count, total = native.threshold_loss(
         *operator,
@@ -183,6 +184,7 @@ def loss(
         ignored,
         spread,
         address(None if labels else t, torch.float64, m * n),
+        mean,
         address(residual, x.dtype, m * n),
         address(values, torch.float64, m),
         torch.get_num_threads(),

@@ -20,6 +20,8 @@ from . import rows as fused
 
 def takes(rows: Rows, k: Number, lam: Number, operator: Operator, *others: Tensor | None) -> bool:
     """Whether the kernel can be called, and no derivative but that in x is wanted."""
+    if rows.simple and not others:
+        return kernels.has(operator)
     return (
         kernels.has(operator)
         and is_plain(rows.x, k, lam, *others)
@@ -57,7 +59,14 @@ def loss_of(x: Tensor, call: Call) -> Tensor:
     """The reduced loss."""
     if torch.is_grad_enabled() and x.requires_grad:
         return _Loss.apply(x, call)  # type: ignore[no-untyped-call]
-    return forward(x, call)[0]
+    return forward(x, call).loss
+
+
+class Found(NamedTuple):
+    loss: Tensor
+    residual: Tensor  # the gradient of every row, with the classes last, without a factor
+    factor: Tensor | float
+    applied: float  # but this one, which the residual has already
 
 
 def _factor(weights: Tensor | None, count: int, reduction: Reduction) -> Tensor | float:
@@ -69,35 +78,46 @@ def _factor(weights: Tensor | None, count: int, reduction: Reduction) -> Tensor 
     return 1.0
 
 
-def forward(x: Tensor, call: Call) -> tuple[Tensor, Tensor | float, Tensor]:
-    """The loss, the factor of every row, and its gradient with the classes last."""
+def forward(x: Tensor, call: Call, applies: bool = False) -> Found:
+    """The loss, the gradient of every row, and its factor, which the core ``applies`` where it can."""
     rows, t = Rows("logits", x, call.dim), call.t
-    data = fused.contiguous(x.detach(), call.dim)
+    data = fused.contiguous(x, call.dim)
     k, lam = fused.numbers(rows, call.k), fused.numbers(rows, call.lam)
-    spread = call.completion == "spread"
+    spread, best = call.completion == "spread", call.completion == "best"
+    # In 16 bits a gradient that is over the number of rows may be too small for a factor that follows.
+    mean = applies and not best and call.weights is None and call.reduction == "mean"
+    mean = mean and x.dtype.itemsize >= 4
     residual, values, count, total = kernels.loss(
-        data, t.contiguous(), call.ignored, spread, k, lam, call.operator
+        data, t.contiguous(), call.ignored, spread, k, lam, call.operator, mean
     )
     if count < 0:
         raise ValueError(
             f"targets must be class indices in [0, {rows.n}), got {t[-1 - count].item():g}"
         )
-    factor = _factor(call.weights, count, call.reduction)
-    if call.completion == "best":
+    factor, applied = _factor(call.weights, count, call.reduction), 1.0
+    if mean and count:
+        factor, applied = 1.0, 1.0 / count
+    if best:
         others = _others(rows, call)
         left = fused.numbers(others, _left(rows, call))
-        y, best, _, _ = kernels.loss(
+        y, of_others, _, _ = kernels.loss(
             others.x.contiguous(), None, 0, False, left, lam, call.operator
         )
         residual -= y.reshape(residual.shape)
-        values += _ones(rows, call) - best
+        values += _ones(rows, call) - of_others
     elif call.added is None and isinstance(factor, float) and call.reduction != "none":
-        # By float64: torch 2.6 fills no float16 with what overflows it.
-        loss = x.new_full((), factor * total, dtype=torch.float64).to(x.dtype)
-        return loss, factor, residual
+        return Found(_scalar(x, applied * factor * total), residual, factor, applied)
     if call.added is not None:
         values += call.added
-    return reduced(torch, values, call.weights, count, call.reduction), factor, residual
+    loss = reduced(torch, values, call.weights, count, call.reduction)
+    return Found(loss, residual, factor, applied)
+
+
+def _scalar(x: Tensor, value: float) -> Tensor:
+    """One number like x: in half the time where it surely fits, as what overflows is not filled in."""
+    if x.dtype.itemsize >= 4 and abs(value) < 1e38:
+        return x.new_full((), value)
+    return torch.tensor(value, dtype=x.dtype, device="cpu")
 
 
 def _labels(t: Tensor) -> Tensor | float:
@@ -127,7 +147,7 @@ def _others(rows: Rows, call: Call) -> Rows:
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: Call) -> Tensor:
-        loss, ctx.factor, residual = forward(x, call)
+        loss, residual, ctx.factor, ctx.applied = forward(x, call, True)
         ctx.save_for_backward(x, residual)
         ctx.call = call
         return loss
@@ -135,11 +155,15 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         x, residual = ctx.saved_tensors
-        rows = Rows("logits", x, ctx.call.dim)
-        last = not keeps_graph() and is_plain(g)  # y - t is not needed again, and its memory serves
+        rows, factor = Rows("logits", x, ctx.call.dim), ctx.factor
+        last = is_plain(g) and not keeps_graph()  # y - t is not needed again, and its memory serves
         if torch.is_grad_enabled():
-            residual, last = residual + moving(rows, ctx.call), False
-        return backward(rows, residual, ctx.factor, g, last), None
+            residual, last = residual + ctx.applied * moving(rows, ctx.call), False
+        elif last and not g.ndim and type(factor) is float:  # in most calls 1
+            factor *= g.item()
+            found = residual if factor == 1.0 else residual.mul_(factor)
+            return fused.restore(rows, found), None
+        return backward(rows, residual, factor, g, last), None
 
 
 def backward(rows: Rows, residual: Tensor, factor: Any, g: Tensor, last: bool = False) -> Tensor:

@@ -75,6 +75,18 @@ def is_simple(x: object, k: object, lam: object, dim: object) -> bool:
     return x.dtype in _FLOATS and 0 <= k <= x.shape[-1] and 0 < lam < math.inf  # type: ignore[operator]
 
 
+def is_simple_labels(t: object, x: Tensor) -> bool:
+    """Whether these are the labels of rows of an x that ``is_simple``: int64 numbers behind each other,
+    where they can be read at once."""
+    if type(t) is not Tensor or t.dtype is not torch.int64 or not t.is_cpu or t.is_nested:
+        return False
+    if t.ndim != x.ndim - 1 or t.shape != x.shape[:-1]:
+        return False
+    if not (is_ordinary(t) and t.is_contiguous()):
+        return False
+    return bool(t.untyped_storage().nbytes() >= t.nbytes + t.itemsize * t.storage_offset())
+
+
 def is_transformed() -> bool:
     """Whether ``torch.func`` is at work, or forward mode: more may be asked for than a backward."""
     return is_transforming() or in_forward_mode()

@@ -523,7 +523,8 @@ class _Search:
             np.zeros(1),
             np.array([most]),
             start=np.array([start if 0 < start < most else most / 2]),
-            tol=1e-15,
+            # One step more than what meets it is taken, which is exact where S is straight.
+            tol=1e-15 if row.exponent != 1 or self.resolution[0] == 0 else 1e-8,
             # For p > 2 a response is as steep as it likes near 0: every digit of delta counts.
             unit=np.array([0.0 if row.exponent < 1 else most]),
             rows=np.ones(1, dtype=bool),

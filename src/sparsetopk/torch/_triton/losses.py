@@ -45,8 +45,9 @@ def takes_loss(
     rows: Rows, k: Number, lam: Number, operator: Operator, *others: Tensor | None
 ) -> bool:
     """The same for a loss, whose only derivative is that in x."""
-    wants_more = torch.is_grad_enabled() and requires_grad(k, lam, *others)
-    return takes(rows, operator, *others) and not wants_more
+    if not takes(rows, operator, *others):
+        return False
+    return not (torch.is_grad_enabled() and requires_grad(k, lam, *others))
 
 
 def value(rows: Rows, k: Number, lam: Number, operator: Operator) -> Tensor:
