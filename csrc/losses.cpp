@@ -222,7 +222,8 @@ class LossLanes {
     for (std::size_t i = 0; i < count_; ++i) {
       if (!rows_.counts(first_ + i)) continue;
       if (targets.spread) filled_[i] = fill(rows_[first_ + i]);
-      shares[i] = T(filled_[i].share), own_[i] = double(y[rows_.label(first_ + i)][i]);
+      shares[i] = T(filled_[i].share);
+      own_[i] = double(widen(narrow<X>(Wide<X>(y[rows_.label(first_ + i)][i]))));
     }
     const Vector<T> share = load(shares), scale = all_lanes(T(targets.scale));
     for (std::size_t j = 0; j < n; ++j) y[j] = (y[j] - share) * scale;
