@@ -6,7 +6,7 @@
 //   at(t)          S(t) and S'(t) for zero < t < top
 //   prime, second  phi'(v) and phi''(v)
 //   inverse(y)     t with S(t) = y, for masks
-//   conjugate(t)   R*(lam t)/lam = t S(t) - R(S(t))/lam, for masks and t < 1
+//   conjugate(t)   R*(lam t)/lam = t S(t) - R(S(t))/lam, for masks and t <= 1
 //   penalty(y)     R(y)/lam, for masks
 //   alone(a, lam)  the t of an entry that is selected whole and shares its threshold with no other
 //   kAbsolute      keys are |x|;  kFloor  the threshold is never below 0;  kMagnitude  phi is x^2/2

@@ -76,7 +76,7 @@ class Windows {
   }
 
  private:
-  // Of the numbers that such rows are solved in.
+  // Of the numbers that such rows are solved in afterwards.
   static constexpr double kEpsilon = Limits<Wide<X>>::epsilon;
 
   bool is_magnitude() const { return problem_.op == Operator::magnitude; }
@@ -85,16 +85,16 @@ class Windows {
   Search begin(std::size_t i) {
     const X* x = static_cast<const X*>(problem_.x) + i * problem_.row_stride;
     const double k = problem_.k_of(i), n = double(problem_.n);
-    X* window = entries_.data() + i * length_;
+    double* window = entries_.data() + i * length_;
     bool bad = !(k >= 0 && k <= n);
     keys_.resize(problem_.n);
     for (std::size_t j = 0; j < problem_.n; ++j) {
-      const Wide<X> a = widen(x[j]);
+      const double a = double(widen(x[j]));
       keys_[j] = is_magnitude() ? std::fabs(a) : a;
       bad |= is_magnitude() ? !std::isfinite(a) : std::isnan(a);
     }
     if (bad) {
-      std::fill(window, window + length_, X{});
+      std::fill(window, window + length_, 0.0);
       k_[i] = std::nan("");
       return {1, 0, 0, false, false, kSteps};
     }
@@ -103,7 +103,7 @@ class Windows {
     const auto from = keys_.begin() + std::ptrdiff_t(first), to = from + std::ptrdiff_t(length_);
     if (first > 0) std::nth_element(keys_.begin(), from, keys_.end(), std::greater<>());
     std::partial_sort(from, to, keys_.end(), std::greater<>());
-    std::transform(from, to, window, [](Wide<X> a) { return narrow<X>(a); });
+    std::copy(from, to, window);
     k_[i] = k - double(first);
     return {scale(i), 0, 0, false, false, 0};
   }
@@ -111,10 +111,10 @@ class Windows {
   // The scale of lam at the boundary: from the distance over the window, and not from the whole row, which may have
   // outliers. For magnitude, lam g^(p-1) is such a distance, g the size at the boundary.
   double scale(std::size_t i) const {
-    const X* window = entries_.data() + i * length_;
+    const double* window = entries_.data() + i * length_;
     double high = -HUGE_VAL, low = HUGE_VAL;
     for (std::size_t j = 0; j < length_; ++j) {
-      const double a = double(widen(window[j]));
+      const double a = window[j];
       if (!std::isfinite(a)) continue;  // padding is at no distance
       high = std::max(high, a);
       low = std::min(low, a);
@@ -122,7 +122,7 @@ class Windows {
     double distance = high > low ? high / 2 - low / 2 : 0;
     if (is_magnitude()) {
       const double at = std::clamp(std::ceil(k_[i]) - 1, 0.0, double(length_ - 1));
-      const double g = double(widen(window[std::size_t(at)]));
+      const double g = window[std::size_t(at)];
       if (g > 0) distance /= std::pow(g, 1 / problem_.exponent);
     }
     return std::clamp(distance > 0 ? distance : 1, least_, 1 / least_);
@@ -131,6 +131,7 @@ class Windows {
   void solve() {
     Problem inside = problem_;
     inside.debias = false;
+    inside.dtype = Dtype::float64;
     inside.n = inside.row_stride = length_;
     inside.x = entries_.data();
     inside.k = k_.data();
@@ -146,10 +147,10 @@ class Windows {
     if (!std::isfinite(state.pivot)) return 0;  // of those that are +inf, and share k, none is
     if (is_magnitude()) return count_inside(i, state);
     const double margin = 64 * kEpsilon * std::max(1.0, std::floor(k_[i]));
-    const X* y = y_.data() + i * length_;
-    return std::size_t(std::count_if(y, y + length_, [margin](X each) {
-      const double value = double(widen(each));
-      return value > 0 && value < 1 - margin && value < 1;  // a rounding of the threshold must not decide
+    const double* y = y_.data() + i * length_;
+    return std::size_t(std::count_if(y, y + length_, [margin](double each) {
+      const double value = double(widen(narrow<X>(Wide<X>(each))));  // as an output is
+      return value > 0 && value < 1 - margin && value < 1;           // a rounding of the threshold must not decide
     }));
   }
 
@@ -160,9 +161,9 @@ class Windows {
     const double v = std::max(state.pivot - lam * state.delta, 0.0);
     const double level =
         v * (1 + rounding * std::max(1.0, e)) + rounding * (std::fabs(state.pivot) + lam * std::fabs(state.delta));
-    const X* window = entries_.data() + i * length_;
-    return std::size_t(std::count_if(window, window + length_, [&](X each) {
-      const double t = (double(widen(each)) - state.pivot) / lam + state.delta;
+    const double* window = entries_.data() + i * length_;
+    return std::size_t(std::count_if(window, window + length_, [&](double each) {
+      const double t = (each - state.pivot) / lam + state.delta;
       return t > 0 && std::pow(t, e) < level;
     }));
   }
@@ -170,10 +171,10 @@ class Windows {
   Problem problem_;
   std::size_t fractional_, length_;
   double least_;
-  std::vector<X> entries_, y_;
+  std::vector<double> entries_, y_;  // in double, which tells where an entry begins to be open
   std::vector<double> k_, lam_;
   std::vector<State> state_;
-  std::vector<Wide<X>> keys_;  // of a row
+  std::vector<double> keys_;  // of a row
 };
 
 // The entries of a row that are there, in the order of their ranks, and what a solve of these needs.

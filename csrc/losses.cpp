@@ -221,8 +221,9 @@ class LossLanes {
     T shares[kWidth<T>] = {};
     for (std::size_t i = 0; i < count_; ++i) {
       if (!rows_.counts(first_ + i)) continue;
-      filled_[i] = targets.spread ? Filled(rows_[first_ + i], 1, double(n - 1)) : Filled();
-      shares[i] = T(filled_[i].share), own_[i] = double(y[rows_.label(first_ + i)][i]);
+      if (targets.spread) filled_[i] = fill(rows_[first_ + i]);
+      shares[i] = T(filled_[i].share);
+      own_[i] = double(widen(narrow<X>(Wide<X>(y[rows_.label(first_ + i)][i]))));
     }
     const Vector<T> share = load(shares), scale = all_lanes(T(targets.scale));
     for (std::size_t j = 0; j < n; ++j) y[j] = (y[j] - share) * scale;
@@ -264,6 +265,11 @@ class LossLanes {
     store(((values[0] + values[1]) + (values[2] + values[3])) / lam + load(ks) * v, values_ + at);
     store((sums[0] + sums[1]) + (sums[2] + sums[3]), sums_ + at);
   }
+  // Most rows have the k and lam of the row before.
+  const Filled& fill(const LossRow<X, Kind>& row) {
+    if (row.k != k_ || row.lam != lam_) k_ = row.k, lam_ = row.lam, last_ = Filled(row, 1, double(row.n - 1));
+    return last_;
+  }
   void finish(std::size_t i, std::size_t lane) {
     const LossRow<X, Kind> row = rows_[i];
     rows_.value[i] = values_[lane];
@@ -280,7 +286,8 @@ class LossLanes {
   const LossRows<X, Kind>& rows_;
   std::size_t first_ = 0, count_ = 0;
   double values_[kMost], sums_[kMost], own_[kMost];
-  Filled filled_[kMost];
+  double k_ = kNaN, lam_ = kNaN;
+  Filled last_, filled_[kMost];
 };
 
 template <class X, class Kind>

@@ -157,16 +157,18 @@ def loss(
     operator: Operator,
     mean: bool = False,
 ) -> tuple[Tensor, Tensor, int, float]:
-    """y - t, f(x, 1_k) - <x, t> of every row (m) in float64, how many rows count, and their sum.
+    """y - t, f(x, 1_k) - <x, t> of every row in float64, as the first of three rows (3, m), how many
+    rows count, and their sum.
 
     ``t`` are labels (m) in int64, weights (m, n) in float64, or nothing; with ``spread``, labels are
     filled up to a sum of k, and R(t) is added. For a ``mean`` y - t is over the number of rows that
-    count, unless none does. A label that is no class is reported by the number
-    -1 - row.
+    count, unless none does. A label that is no class is reported by the number -1 - row.
     """
     n = x.shape[-1]
     m = x.numel() // n
-    residual, values, state = torch.empty_like(x), k.keeper.new_empty(m), k.keeper.new_empty(2 * m)
+    # The values and the states, in one: to ask for memory is a part of a short call.
+    residual, found = torch.empty_like(x), k.keeper.new_empty(3, m)
+    at = address(found, torch.float64, 3 * m)
     labels = t is not None and t.dtype == torch.int64
     count, total = native.threshold_loss(
         *operator,
@@ -179,17 +181,17 @@ def loss(
         k.stride,
         lam.at,
         lam.stride,
-        address(state, torch.float64, 2 * m),
+        at + m * found.itemsize,
         address(t if labels else None, torch.int64, m),
         ignored,
         spread,
         address(None if labels else t, torch.float64, m * n),
         mean,
         address(residual, x.dtype, m * n),
-        address(values, torch.float64, m),
+        at,
         torch.get_num_threads(),
     )
-    return residual, values, count, total
+    return residual, found, count, total
 
 
 def select(y: Tensor, capacity: int) -> Tensor:

@@ -87,7 +87,7 @@ def forward(x: Tensor, call: Call, applies: bool = False) -> Found:
     # In 16 bits a gradient that is over the number of rows may be too small for a factor that follows.
     mean = applies and not best and call.weights is None and call.reduction == "mean"
     mean = mean and x.dtype.itemsize >= 4
-    residual, values, count, total = kernels.loss(
+    residual, found, count, total = kernels.loss(
         data, t.contiguous(), call.ignored, spread, k, lam, call.operator, mean
     )
     if count < 0:
@@ -97,6 +97,9 @@ def forward(x: Tensor, call: Call, applies: bool = False) -> Found:
     factor, applied = _factor(call.weights, count, call.reduction), 1.0
     if mean and count:
         factor, applied = 1.0, 1.0 / count
+    if call.added is None and not best and isinstance(factor, float) and call.reduction != "none":
+        return Found(_scalar(x, applied * factor * total), residual, factor, applied)
+    values = found[0].clone()
     if best:
         others = _others(rows, call)
         left = fused.numbers(others, _left(rows, call))
@@ -104,9 +107,7 @@ def forward(x: Tensor, call: Call, applies: bool = False) -> Found:
             others.x.contiguous(), None, 0, False, left, lam, call.operator
         )
         residual -= y.reshape(residual.shape)
-        values += _ones(rows, call) - of_others
-    elif call.added is None and isinstance(factor, float) and call.reduction != "none":
-        return Found(_scalar(x, applied * factor * total), residual, factor, applied)
+        values += _ones(rows, call) - of_others[0]
     if call.added is not None:
         values += call.added
     loss = reduced(torch, values, call.weights, count, call.reduction)
