@@ -1,5 +1,7 @@
 // The Fenchel-Young losses of the masks, at one instruction-set level: from the threshold of a row to
 // f(x, 1_k) - <x, t>, and from y to the gradient y - t. kernels.cpp says what may not be used here.
+#include <type_traits>
+
 #include "kernels.hpp"
 #include "lanes_forward.hpp"
 
@@ -293,7 +295,8 @@ class LossLanes {
 template <class X, class Kind>
 void loss_rows(const LossRows<X, Kind>& rows, std::size_t begin, std::size_t end) {
   const Problem& problem = rows.problem;
-  if constexpr (kLinear<Kind>)
+  // For other dtypes the size of the core is worth more than the time.
+  if constexpr (kLinear<Kind> && std::is_same<X, float>::value)
     if (!problem.hard() && fit_lanes(problem, rows.kind, kLongestLane<Kind>)) {
       NormalGuess normal{Kind::kAbsolute};
       std::size_t read = 0;

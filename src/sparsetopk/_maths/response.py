@@ -115,6 +115,12 @@ def _is_whole(xp: Any, t: Array, lam: Array, state: State, operator: Operator) -
     return reg.response(xp.clip(t, reg.zero, far)) >= level
 
 
+def _alone(xp: Any, a: Array, lam: Array, split: Split, operator: Operator) -> Array:
+    """d of the entries that stand alone, and, as constants, what those of the block would have then."""
+    a = xp.where(split.inside, xp.stop_gradient(a), xp.where(split.above, a, 1.0))
+    return lone_response(a, xp.ones_like(lam), lam, operator.reg(xp), operator.phi(xp))
+
+
 def hard_mask(
     xp: Any, a: Array, pivot: Array, k: Count, sums: Sums, before: Array | None = None
 ) -> Array:
@@ -192,14 +198,11 @@ class Relaxed(NamedTuple):
         d = xp.where(inside, t, reg.zero)
         u = xp.where(inside, v, xp.where(xp.isfinite(a), a, 0.0))
         if not phi.straight:
-            a_above = xp.where(above, a, 1.0)
-            alone = lone_response(
-                xp.where(inside, still(a), a_above), xp.ones_like(lam), lam, reg, phi
-            )
+            alone = _alone(xp, a, lam, split, operator)
             # In a block t is less than alone but for rounding, by which y may be out of order.
             d = xp.where(above, alone, d - still(xp.clip(d - alone, 0.0, None)))
             curved = phi.name == "half_square"
-            u = xp.where(above, reg.response(alone) if curved else a_above - lam * alone, u)
+            u = xp.where(above, reg.response(alone) if curved else a - lam * alone, u)
             if curved:  # S(d) = u and sum_B S(t_i) = v left: precise also where they are tiny
                 shared = still(left) > 0
                 mass = totals([reg.response(t)])[0] / xp.where(shared, left, 1.0)
