@@ -37,7 +37,9 @@ struct Bracket {
   std::size_t& read;    // counts entries that are read to find it: of the row, and of copies
 
   Bracket(double k, T lo_, T hi_, std::size_t& read_)
-      : lo(lo_), hi(hi_), above(std::size_t(::ceil(k))), below(std::size_t(k) + 1), read(read_) {}
+      : lo(lo_), hi(hi_), above(rank(::ceil(k))), below(rank(k) + 1), read(read_) {}
+  // Of a k that is none, which is not looked for, 0.
+  static std::size_t rank(double k) { return k > 0 && k < 0x1p62 ? std::size_t(k) : 0; }
   bool holds() const { return over_hi < above && from_lo >= below; }
   std::size_t inside() const { return from_lo - over_hi; }
   void take(std::size_t over_hi_, std::size_t from_lo_) { over_hi = over_hi_, from_lo = from_lo_, counted = true; }
