@@ -19,15 +19,6 @@ namespace {
 using pav::Row;
 using pav::Workspace;
 
-// f with t -> t^exponent.
-template <class F>
-void with_power(double exponent, const F& f) {
-  if (exponent == 1) return f(Power<1>{});
-  if (exponent == 2) return f(Power<2>{});
-  if (exponent == 3) return f(Power<3>{});
-  f(Power<0>{exponent});
-}
-
 template <class Phi, class Emit>
 void solve_row(double exponent, const Phi& phi, const Row& row, Workspace& work, const Emit& emit) {
   const auto merge = [&](const auto& power) {

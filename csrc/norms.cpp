@@ -8,10 +8,15 @@
 
 #include "isotonic.hpp"
 #include "parallel.hpp"
-#include "power.hpp"
+#include "pav.hpp"
+
+// After these, which say at which level.
+#include "kinds.hpp"
 
 namespace sparsetopk {
 namespace {
+
+using SPARSETOPK_LEVEL::Mask;
 
 bool is_even(PhiName phi) { return phi == PhiName::half_square || phi == PhiName::abs; }
 bool is_straight(PhiName phi) { return phi == PhiName::identity || phi == PhiName::abs; }
@@ -23,28 +28,25 @@ double phi_of(PhiName phi, double u) {
 }
 
 double prime_of(PhiName phi, double u) {
-  if (phi == PhiName::half_square) return u;
-  return phi == PhiName::exp ? std::exp(std::min(u - 1, 709.7)) : 1;
+  if (phi == PhiName::half_square) return pav::HalfSquare{}.prime(u);
+  return phi == PhiName::exp ? pav::Exp{}.prime(u) : 1;
 }
 
-// R/lam, S and R*/lam for p from 1/(p-1).
+// R/lam, S and R*/lam, of numbers of either sign.
+template <class P>
 struct PNorm {
-  double e;
-  double penalty(double y) const { return power(y, 1 + 1 / e) / (1 + 1 / e); }
-  double conjugate(double t) const { return power(t, e + 1) / (e + 1); }
-  double response(double t) const { return std::copysign(power(t, e), t); }
-  static double power(double t, double e) {
-    t = std::fabs(t);
-    return e == 1 ? t : e == 2 ? t * t : e == 3 ? t * t * t : std::pow(t, e);
-  }
+  Mask<P> of;
+  double penalty(double y) const { return of.penalty(std::fabs(y)); }
+  double conjugate(double t) const { return of.conjugate(std::fabs(t)); }
+  double response(double t) const { return std::copysign(of.response(std::fabs(t)), t); }
 };
 
 // One row of the isotonic problem in the order of x, and what a solve of it gives.
-template <class T>
+template <class T, class P>
 class Row {
  public:
-  Row(PhiName phi, double exponent, std::size_t n)
-      : phi_(phi), reg_{exponent}, n_(n), a_(n), w_(n), d_(n), mass_(n), weight_(n), size_(n), block_(n), paired_(n) {}
+  Row(PhiName phi, P power, std::size_t n)
+      : phi_(phi), reg_{{power}}, n_(n), a_(n), w_(n), d_(n), mass_(n), weight_(n), size_(n), block_(n), paired_(n) {}
 
   // False for a row without an answer.
   bool evaluate(const T* x, const T* w, double lam, T* y, T* value) {
@@ -55,7 +57,8 @@ class Row {
     }
     // lam = 0 has no blocks: of a solve it needs the pairs alone.
     const T used = lam > 0 ? std::max(T(lam), std::numeric_limits<T>::min()) : T(1);
-    solve_permutahedron<T>(phi_, reg_.e, 1, n_, a_.data(), w, &used, d_.data(), block_.data(), paired_.data(), 1);
+    solve_permutahedron<T>(phi_, reg_.of.exponent, 1, n_, a_.data(), w, &used, d_.data(), block_.data(), paired_.data(),
+                           1);
     for (std::size_t i = 0; i < n_; ++i) w_[i] = double(w[paired_[i]]);
     const double found = lam > 0 ? soft(double(used), y) : hard(y);
     for (std::size_t i = 0; i < n_; ++i) y[i] = (is_even(phi_) && x[i] < 0 ? -y[i] : y[i]) + T(0);
@@ -98,7 +101,7 @@ class Row {
   }
 
   PhiName phi_;
-  PNorm reg_;
+  PNorm<P> reg_;
   std::size_t n_;
   std::vector<T> a_;
   std::vector<double> w_;
@@ -186,11 +189,13 @@ void for_each_row(std::size_t rows, std::size_t n, std::size_t threads, const Ma
 template <class T>
 void evaluate_permutahedron(PhiName phi, double exponent, std::size_t rows, std::size_t n, const T* x, const T* w,
                             const T* lam, T* y, T* value, std::size_t threads) {
-  const auto make = [&] { return Row<T>(phi, exponent, n); };
-  for_each_row(rows, n, threads, make, [&](Row<T>& row, std::size_t i) {
-    if (row.evaluate(x + i * n, w + i * n, double(lam[i]), y + i * n, value + i)) return;
-    std::fill_n(y + i * n, n, std::numeric_limits<T>::quiet_NaN());
-    value[i] = std::numeric_limits<T>::quiet_NaN();
+  with_power(exponent, [&](auto power) {
+    const auto make = [&] { return Row<T, decltype(power)>(phi, power, n); };
+    for_each_row(rows, n, threads, make, [&](auto& row, std::size_t i) {
+      if (row.evaluate(x + i * n, w + i * n, double(lam[i]), y + i * n, value + i)) return;
+      std::fill_n(y + i * n, n, std::numeric_limits<T>::quiet_NaN());
+      value[i] = std::numeric_limits<T>::quiet_NaN();
+    });
   });
 }
 

@@ -20,6 +20,15 @@ namespace sparsetopk {
 
 using SPARSETOPK_LEVEL::Power;
 
+// f with t -> t^exponent.
+template <class F>
+void with_power(double exponent, const F& f) {
+  if (exponent == 1) return f(Power<1>{});
+  if (exponent == 2) return f(Power<2>{});
+  if (exponent == 3) return f(Power<3>{});
+  f(Power<0>{exponent});
+}
+
 namespace pav {
 
 constexpr double kEps = std::numeric_limits<double>::epsilon();

@@ -9,6 +9,7 @@
 #include "parallel.hpp"
 #include "parts.hpp"
 
+// After these, which say at which level.
 #include "kinds.hpp"
 
 namespace sparsetopk {

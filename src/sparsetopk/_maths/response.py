@@ -115,10 +115,22 @@ def _is_whole(xp: Any, t: Array, lam: Array, state: State, operator: Operator) -
     return reg.response(xp.clip(t, reg.zero, far)) >= level
 
 
-def _alone(xp: Any, a: Array, lam: Array, split: Split, operator: Operator) -> Array:
-    """d of the entries that stand alone, and, as constants, what those of the block would have then."""
-    a = xp.where(split.inside, xp.stop_gradient(a), xp.where(split.above, a, 1.0))
-    return lone_response(a, xp.ones_like(lam), lam, operator.reg(xp), operator.phi(xp))
+def _alone(
+    xp: Any, a: Array, d: Array, lam: Array, split: Split, operator: Operator
+) -> tuple[Array, Array]:
+    """d of the entries that stand alone, and of all entries, given that of those in the block."""
+    still, steep = xp.stop_gradient, operator.exponent != 1.0
+    a_above = xp.where(split.above, a, 1.0)
+    alone = lone_response(
+        xp.where(split.inside, still(a), a_above) if steep else a_above,
+        xp.ones_like(lam),
+        lam,
+        operator.reg(xp),
+        operator.phi(xp),
+    )
+    if steep:  # in the block less than alone but for rounding, of which S makes more: y is in order
+        d = d - still(xp.clip(d - alone, 0.0, None))
+    return alone, xp.where(split.above, alone, d)
 
 
 def hard_mask(
@@ -198,9 +210,7 @@ class Relaxed(NamedTuple):
         d = xp.where(inside, t, reg.zero)
         u = xp.where(inside, v, xp.where(xp.isfinite(a), a, 0.0))
         if not phi.straight:
-            alone = _alone(xp, a, lam, split, operator)
-            # In a block t is less than alone but for rounding, by which y may be out of order.
-            d = xp.where(above, alone, d - still(xp.clip(d - alone, 0.0, None)))
+            alone, d = _alone(xp, a, d, lam, split, operator)
             curved = phi.name == "half_square"
             u = xp.where(above, reg.response(alone) if curved else a - lam * alone, u)
             if curved:  # S(d) = u and sum_B S(t_i) = v left: precise also where they are tiny
