@@ -19,17 +19,6 @@ struct LossRow {
   const Kind& kind;
 };
 
-// The sum of f over [begin, end), each lane with its own sum.
-template <class F>
-inline double sum_lanes(std::size_t begin, std::size_t end, F&& f) {
-  double sums[kLanes] = {};
-  std::size_t i = begin;
-  for (; i + kLanes <= end; i += kLanes)
-    for (std::size_t j = 0; j < kLanes; ++j) sums[j] += f(i + j);
-  for (std::size_t j = 0; i + j < end; ++j) sums[j] += f(i + j);
-  return total(sums);
-}
-
 // Of a row with a threshold, sums over the candidates: R* of those that are not selected whole, and of the others, which
 // have R*(1), how far they are beyond that.
 struct ValueSums {
@@ -202,10 +191,10 @@ struct LossRows {
 };
 
 // The same in lanes, together with the outputs, for p = 2: what NothingElse has in lanes_forward.hpp.
-template <class X, class Kind>
+template <class Kind>
 class LossLanes {
  public:
-  explicit LossLanes(const LossRows<X, Kind>& rows) : rows_(rows) {}
+  explicit LossLanes(const LossRows<float, Kind>& rows) : rows_(rows) {}
 
   template <class T, class Solved>
   void with_keys(std::size_t first, std::size_t count, const Vector<T>* keys, const Solved& solved) {
@@ -225,7 +214,7 @@ class LossLanes {
       if (!rows_.counts(first_ + i)) continue;
       if (targets.spread) filled_[i] = fill(rows_[first_ + i]);
       shares[i] = T(filled_[i].share);
-      own_[i] = double(widen(narrow<X>(Wide<X>(y[rows_.label(first_ + i)][i]))));
+      own_[i] = double(float(y[rows_.label(first_ + i)][i]));
     }
     const Vector<T> share = load(shares), scale = all_lanes(T(targets.scale));
     for (std::size_t j = 0; j < n; ++j) y[j] = (y[j] - share) * scale;
@@ -268,24 +257,24 @@ class LossLanes {
     store((sums[0] + sums[1]) + (sums[2] + sums[3]), sums_ + at);
   }
   // Most rows have the k and lam of the row before.
-  const Filled& fill(const LossRow<X, Kind>& row) {
+  const Filled& fill(const LossRow<float, Kind>& row) {
     if (row.k != k_ || row.lam != lam_) k_ = row.k, lam_ = row.lam, last_ = Filled(row, 1, double(row.n - 1));
     return last_;
   }
   void finish(std::size_t i, std::size_t lane) {
-    const LossRow<X, Kind> row = rows_[i];
+    const LossRow<float, Kind> row = rows_[i];
     rows_.value[i] = values_[lane];
     if (rows_.targets.labels == nullptr) {
       rows_.value[i] -= rows_.compare(row, i);
       return rows_.scale_row(row);
     }
     const std::size_t label = rows_.label(i);
-    const double x = double(widen(row.x[label]));
-    row.y[label] = narrow<X>(Wide<X>((own_[lane] - 1) * rows_.targets.scale));
+    const double x = double(row.x[label]);
+    row.y[label] = float((own_[lane] - 1) * rows_.targets.scale);
     rows_.value[i] -= filled_[lane].value(x, sums_[lane] - x);
   }
 
-  const LossRows<X, Kind>& rows_;
+  const LossRows<float, Kind>& rows_;
   std::size_t first_ = 0, count_ = 0;
   double values_[kMost], sums_[kMost], own_[kMost];
   double k_ = kNaN, lam_ = kNaN;
@@ -300,7 +289,7 @@ void loss_rows(const LossRows<X, Kind>& rows, std::size_t begin, std::size_t end
     if (!problem.hard() && fit_lanes(problem, rows.kind, kLongestLane<Kind>)) {
       NormalGuess normal{Kind::kAbsolute};
       std::size_t read = 0;
-      forward_lanes_also(problem, rows.kind, begin, end, rows.y, normal, read, LossLanes<X, Kind>(rows));
+      forward_lanes_also(problem, rows.kind, begin, end, rows.y, normal, read, LossLanes<Kind>(rows));
       return add_entries_read(read);
     }
   constexpr std::size_t kCached = 16384;  // entries that the loss finds in the cache where the forward left them

@@ -8,6 +8,7 @@
 
 #include "parallel.hpp"
 #include "parts.hpp"
+#include "pav.hpp"
 
 // After these, which say at which level.
 #include "kinds.hpp"
@@ -17,50 +18,47 @@ namespace {
 
 using namespace baseline;
 
-// The sum of f over [0, n), each lane with its own sum, for the vectors of the compiler.
-template <class F>
-double sum_lanes(std::size_t n, const F& f) {
-  constexpr std::size_t kLanes = 8;
-  double sums[kLanes] = {};
-  std::size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (std::size_t j = 0; j < kLanes; ++j) sums[j] += f(i + j);
-  for (std::size_t j = 0; i < n; ++i, ++j) sums[j] += f(i);
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-}
-
-// R/lam of entries in [0, 1].
+// R/lam of entries in [0, 1]; where it is two-sided, of y and of 1 - y.
 class Penalty {
  public:
   explicit Penalty(const Problem& problem)
-      : two_sided_(problem.op == Operator::two_sided), p_(1 + 1 / problem.exponent) {}
-  double operator()(double y) const { return (std::pow(y, p_) + (two_sided_ ? std::pow(1 - y, p_) : 0)) / p_; }
+      : two_sided_(problem.op == Operator::two_sided), exponent_(problem.exponent) {}
+  double operator()(double y) const {
+    double found = 0;
+    with_power(exponent_, [&](const auto& power) { found = of(power)(y); });
+    return found;
+  }
   // Of those that are candidates.
   template <class Flags>
   double sum(std::size_t n, const double* y, const Flags& is_candidate) const {
-    if (p_ == 2) return sum_of(n, y, is_candidate, [](double a) { return a * a; });
-    if (p_ == 1.5) return sum_of(n, y, is_candidate, [](double a) { return a * std::sqrt(a); });
-    if (p_ == 3) return sum_of(n, y, is_candidate, [](double a) { return a * a * a; });
+    double found = 0;
+    with_power(exponent_, [&](const auto& power) { found = sum_of(power, n, y, is_candidate); });
+    return found;
+  }
+
+ private:
+  template <class P>
+  auto of(const P& power) const {
+    return [mask = Mask<P>{power}, two_sided = two_sided_](double y) {
+      return mask.penalty(y) + (two_sided ? mask.penalty(1 - y) : 0);
+    };
+  }
+  template <class P, class Flags>
+  double sum_of(const P& power, std::size_t n, const double* y, const Flags& is_candidate) const {
+    const auto penalty = of(power);
+    if constexpr (std::is_same_v<P, Power<1>> || std::is_same_v<P, Power<2>>)
+      return sum_lanes(0, n, [=](std::size_t j) { return is_candidate(j) ? penalty(y[j]) : 0.0; });
     double found = 0, last = -1, of_last = 0;  // a power is slow, and most entries are the same
     for (std::size_t j = 0; j < n; ++j) {
       if (!is_candidate(j)) continue;
-      if (y[j] != last) last = y[j], of_last = (*this)(last);
+      if (y[j] != last) last = y[j], of_last = penalty(last);
       found += of_last;
     }
     return found;
   }
 
- private:
-  // The same with a -> a^p.
-  template <class Flags, class Power>
-  double sum_of(std::size_t n, const double* y, const Flags& is_candidate, const Power& power) const {
-    const double other = two_sided_ ? 1 : 0;
-    return sum_lanes(n, [=](std::size_t j) { return is_candidate(j) ? power(y[j]) + other * power(1 - y[j]) : 0.0; }) /
-           p_;
-  }
-
   bool two_sided_;
-  double p_;
+  double exponent_;
 };
 
 // Some rows, one after the other, in one thread.
@@ -134,9 +132,9 @@ class Part {
   void smooth(std::size_t i) {
     const auto is_candidate = candidates(i);
     double* t = t_.data() + i * n_;
-    const double count = sum_lanes(n_, [=](std::size_t j) { return is_candidate(j) ? 1.0 : 0.0; });
+    const double count = sum_lanes(0, n_, [=](std::size_t j) { return is_candidate(j) ? 1.0 : 0.0; });
     const double keep = 1 - smoothing_;
-    const double each = smoothing_ * sum_lanes(n_, [=](std::size_t j) { return t[j]; }) / std::max(count, 1.0);
+    const double each = smoothing_ * sum_lanes(0, n_, [=](std::size_t j) { return t[j]; }) / std::max(count, 1.0);
     for (std::size_t j = 0; j < n_; ++j) t[j] = is_candidate(j) ? keep * t[j] + each : t[j];
   }
 
@@ -144,9 +142,9 @@ class Part {
   void fill(std::size_t i) {
     const auto is_candidate = candidates(i);
     double* t = t_.data() + i * n_;
-    const double sum = sum_lanes(n_, [=](std::size_t j) { return t[j]; });
-    const double count = sum_lanes(n_, [=](std::size_t j) { return is_candidate(j) ? 1.0 : 0.0; });
-    const double left = sum_lanes(n_, [=](std::size_t j) { return is_candidate(j) ? 1 - t[j] : 0.0; });
+    const double sum = sum_lanes(0, n_, [=](std::size_t j) { return t[j]; });
+    const double count = sum_lanes(0, n_, [=](std::size_t j) { return is_candidate(j) ? 1.0 : 0.0; });
+    const double left = sum_lanes(0, n_, [=](std::size_t j) { return is_candidate(j) ? 1 - t[j] : 0.0; });
     const double share = (std::min(problem_.k_of(i), count) - sum) / (left > 0 ? left : 1);
     for (std::size_t j = 0; j < n_; ++j) t[j] += (is_candidate(j) ? 1 - t[j] : 0.0) * share;
     added_[i] = problem_.lam_of(i) * penalty_.sum(n_, t, is_candidate);

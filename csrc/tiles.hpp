@@ -50,6 +50,17 @@ inline double total(A (&lanes)[kLanes]) {
   return double(reduce(lanes, [](A a, A b) { return a + b; }));
 }
 
+// The sum of f over [begin, end), each lane with its own sum.
+template <class F>
+inline double sum_lanes(std::size_t begin, std::size_t end, F&& f) {
+  double sums[kLanes] = {};
+  std::size_t i = begin;
+  for (; i + kLanes <= end; i += kLanes)
+    for (std::size_t j = 0; j < kLanes; ++j) sums[j] += f(i + j);
+  for (std::size_t j = 0; i + j < end; ++j) sums[j] += f(i + j);
+  return total(sums);
+}
+
 inline float absolute(float x) { return __builtin_fabsf(x); }
 inline double absolute(double x) { return __builtin_fabs(x); }
 
