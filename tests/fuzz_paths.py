@@ -20,9 +20,9 @@ import numpy as np
 
 import sparsetopk
 from fuzz_oracle import KINDS, Answer, Rows
+from levels import LEVELS
 from sparsetopk import _core as core
 
-LEVELS = ("baseline", "avx2", "avx512")  # a CPU that has not one takes the one below
 NAMES = {"mask": "topk_mask", "two-sided": "topk_mask", "sign": "topk_sign"}
 # XLA and torch.compile compile for each: few p and few lengths.
 FEW_PS = (2.0, 1.5, 4 / 3, 1.2, 3.0)
