@@ -192,7 +192,8 @@ BlockSums sum_part(const Solved<X, Kind>& row, const X* x, const X* g, std::size
 }
 
 // What the block adds to the derivatives of its entries: dx_i = b g_i + rho_i/lam (g_i - mean), b = 1 for
-// the debiased magnitude, else 0. An entry that is the block alone feels the curvature of phi alone.
+// the debiased magnitude, else 0. An entry that is the block alone feels the curvature of phi alone; and so does each
+// of a block of magnitudes that as much of k is left for as it has entries: they are equal, and selected whole.
 struct Block {
   double mean = 0, scale, debias, alone = 0;
   bool single;
@@ -203,16 +204,18 @@ struct Block {
       : scale(1 / row.lam), debias(Kind::kMagnitude && row.debias ? 1 : 0), single(sums.size == 1 && !row.pinned) {
     const bool is_whole = row.k == ::floor(row.k);
     const double left = Kind::kMagnitude ? row.k - sums.whole : is_whole ? ::round(sums.whole) : sums.whole;
-    const double curvature = row.kind.second() * left;
-    const double total = sums.rho + row.lam * curvature;
+    const bool whole = Kind::kMagnitude && sums.size > 0 && left >= sums.size;
+    const double rho = whole ? sums.rho / sums.size : sums.rho;
+    const double curvature = whole ? 1 : row.kind.second() * left;
+    const double total = rho + row.lam * curvature;
     // In magnitude a block that nothing is left for is one by rounding alone. Its entries, that much above v, are 0 and
     // stay 0; if they are far above it, v is so tiny that others were taken for whole, and they keep what they have.
     const bool moves = !Kind::kMagnitude || left > 0;
-    single &= moves;
+    single = (single && moves) || whole;
     if (!moves && row.lam * sums.rho_t <= 1e-3 * row.v * sums.rho) scale = debias = 0;
     if (total > 0 && !row.pinned && moves) {
       mean = (sums.rho_g + row.lam * debias * sums.g) / total;
-      alone = curvature * (sums.rho + row.lam * debias) / total;
+      alone = curvature * (rho + row.lam * debias) / total;
     }
     // v, from sum_B S(t_i) = v left with S(t) = t S'(t)/e: it has its digits where pivot - lam delta has none of them.
     const double prime = Kind::kMagnitude && left > 0 ? sums.rho_t / (row.kind.exponent * left) : row.kind.prime(row.v);
@@ -222,7 +225,7 @@ struct Block {
     if (single) {
       const double t = sums.rho > 0 ? sums.rho_t / sums.rho : 0;
       // debias - alone, in which a large lam would leave no digits of the difference.
-      const double rest = debias > 0 && total > 0 ? sums.rho * (1 - curvature) / total : -alone;
+      const double rest = debias > 0 && total > 0 ? rho * (1 - curvature) / total : -alone;
       dlam = sums.g * t * rest;
     }
     dlam += sums.whole_in_lam;

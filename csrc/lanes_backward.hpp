@@ -155,11 +155,13 @@ void LaneCotangents<Kind, T, kAll>::average() {
   V left = kMagnitude ? k_ - sums_.whole : sums_.whole;
   if (kAll && !kMagnitude)
     for (std::size_t i = 0; i < kWidth<T>; ++i) left[i] = is_whole_[i] ? T(::round(double(left[i]))) : left[i];
-  const V curvature = kMagnitude ? left : none, total = sums_.rho + lam_ * curvature;
+  const F whole = kMagnitude ? (sums_.size > 0) & (left >= sums_.size) : F{};
+  const V rho = whole ? sums_.rho / sums_.size : sums_.rho;
+  const V curvature = kMagnitude ? (whole ? all_lanes(T(1)) : left) : none, total = rho + lam_ * curvature;
   const F moves = kMagnitude ? left > 0 : ~F{}, shares = (total > 0) & ~pinned_ & moves;
-  const F single = (sums_.size == 1) & ~pinned_ & moves;
+  const F single = ((sums_.size == 1) & ~pinned_ & moves) | whole;
   mean_ = shares ? (sums_.rho_g + lam_ * debias * sums_.g) / total : none;
-  const V alone = shares ? curvature * (sums_.rho + lam_ * debias) / total : none;
+  const V alone = shares ? curvature * (rho + lam_ * debias) / total : none;
   // Where entries that are selected whole leave nothing of k, the others are at the threshold by rounding alone.
   scale_ = single | ~moves ? none : inverse_, gain_ = moves ? (single ? alone : debias) : none;
   finite = absolute_lanes(mean_) <= T(1e30);
@@ -168,7 +170,7 @@ void LaneCotangents<Kind, T, kAll>::average() {
     const V t = sums_.rho > 0 ? sums_.rho_t / sums_.rho : none;
     dlam = (mean_ * sums_.rho_t - sums_.rho_g_t) * inverse_;
     // debias - alone, as in output.hpp.
-    const V lone = sums_.rho * (1 - curvature) / total, rest = debias_ ? (shares ? lone : none) : -alone;
+    const V lone = rho * (1 - curvature) / total, rest = debias_ ? (shares ? lone : none) : -alone;
     dlam = (moves ? (single ? sums_.g * t * rest : dlam) : none) + sums_.whole_in_lam;
     finite &= (absolute_lanes(dlam) <= T(1e30)) & (absolute_lanes(dk) <= T(1e30));
   }

@@ -286,6 +286,18 @@ def test_operators_as_other_devices_compute_them(case: Case, monkeypatch):
     torch.testing.assert_close(output_and_gradients(), expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", ["topk_mask", "topk_sign", "topk_mag"])
+def test_steep_slopes_are_finite_on_other_devices(name, dtype, monkeypatch):
+    """For p > 2 that of an entry at 0 was inf, in float64."""
+    monkeypatch.setattr(ops, "threshold", vectorized.state_of)
+    monkeypatch.setattr(fused, "takes", lambda *args: False)
+    for lam in (1e-300 if dtype == F64 else 1e-38, 1e-8, 1.0):
+        x = torch.tensor([[1, 1, 1, 0, 0, 0, 0.0], [0.0] * 7], dtype=dtype, requires_grad=True)
+        getattr(st, name)(x, 2.0, lam, p=3.0).sum().backward()
+        assert x.grad.isfinite().all()
+
+
 def rows_of_every_kind(m, n):
     """Also such as Newton's method does not like: clusters, scales far apart, and far from 0."""
     g = gaussian(m, n, seed=3, dtype=torch.float32)

@@ -399,14 +399,17 @@ class _Problem(NamedTuple):
         lo, hi = ((pivot - end) * wider / lam for end in (at.hi, at.lo))
         _, adjacent = _between(xp, at.lo, at.hi)
         apart = adjacent & (at.hi - at.lo >= 2.0 * self._reach(at.hi))
-        at_lo = xp.zeros_like(apart)
+        at_lo = emptied = xp.zeros_like(apart)
         if self.operator.op == TWO_SIDED:
-            at_lo = apart & (self.k.whole >= self.sums(lambda a: [a >= at.hi])[0])
+            over = self.sums(lambda a: [a >= at.hi])[0]
+            at_lo = apart & (self.k.whole >= over)
+            emptied = at_lo & (self.k.whole == over) & (self.k.frac == 0)
         pivot = xp.where(apart, xp.where(at_lo, at.lo, at.hi), pivot)
         alone = self._alone(xp.clip(pivot, 0.0, None) if self._even else pivot)
         zero = xp.full_like(lo, self.operator.reg(xp).zero)
         lo = xp.where(apart, xp.where(at_lo, zero, 0.0), lo)
-        hi = xp.where(apart, xp.where(at_lo, 0.0, alone), hi)
+        # Of what has nothing left S ends at 0 exactly, so flat there that a search would stop before.
+        hi = xp.where(apart, xp.where(at_lo, xp.where(emptied, zero, 0.0), alone), hi)
         start = xp.where(apart, (lo + hi) / 2, 0.0)
         return State(pivot, self._root(pivot, lo, hi, start, rows))
 

@@ -72,7 +72,8 @@ def _backward(
     may_be_hard = is_hard(lam) is not False
     at = from_state(rows, k_rows, lam_rows, state, operator, may_be_hard).at
     dx, dk, dlam = at.cotangent(rows.tangent(g).to(lam_rows.dtype))
-    if dx.dtype != g.dtype:  # a slope that the dtype of x cannot hold is its largest number
+    # A slope that the dtype of x cannot hold is its largest number; for p > 2, next to 0, none can.
+    if dx.dtype != g.dtype or operator.exponent < 1.0:
         limit = torch.finfo(g.dtype).max
         dx = dx.clamp(-limit, limit)
     dk, dlam = (
