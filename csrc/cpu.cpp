@@ -4,14 +4,20 @@
 #include <cstring>
 #include <initializer_list>
 
+#ifdef SPARSETOPK_WIDE  // set by the build that has kernels for more
+#include <cpuid.h>
+#endif
+
 namespace sparsetopk {
 namespace {
 
 SimdLevel supported() noexcept {
-#ifdef SPARSETOPK_WIDE  // set by the build that has kernels for more
-  // What these kernels are compiled for; see CMakeLists.txt.
-  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-                  __builtin_cpu_supports("bmi2");
+#ifdef SPARSETOPK_WIDE
+  // What these kernels are compiled for; see CMakeLists.txt. Not all compilers know f16c by its name.
+  unsigned a, b, c = 0, d;
+  const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+  const bool v3 = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                  __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
   const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx512vl");

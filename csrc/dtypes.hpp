@@ -1,11 +1,16 @@
 // The element types: float and double are computed in as they are, 16-bit floats in float.
 //
-// Conversions are plain integer arithmetic that compilers vectorise, the same on every machine.
+// Conversions are plain integer arithmetic that compilers vectorise, the same on every machine. Many halves at once are
+// left to the processor, where it has instructions: these give the same, and no mode for subnormal numbers concerns them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 
 namespace sparsetopk {
 namespace SPARSETOPK_LEVEL {
@@ -64,6 +69,32 @@ inline Half narrow<Half>(float x) {
   const std::uint32_t all = size > 0x7f800000u ? 0x7e00u : size >= 0x47800000u ? 0x7c00u : finite;
   return {std::uint16_t(all | sign)};
 }
+
+template <class X>
+inline void widen_all(const X* x, std::size_t n, Wide<X>* wide) {
+  for (std::size_t i = 0; i < n; ++i) wide[i] = widen(x[i]);
+}
+template <class X>
+inline void narrow_all(const Wide<X>* wide, std::size_t n, X* x) {
+  for (std::size_t i = 0; i < n; ++i) x[i] = narrow<X>(wide[i]);
+}
+#ifdef __F16C__
+template <>
+inline void widen_all(const Half* x, std::size_t n, float* wide) {
+  std::size_t i = 0;
+  for (; i + 8 <= n; i += 8)
+    _mm256_storeu_ps(wide + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + i))));
+  for (; i < n; ++i) wide[i] = widen(x[i]);
+}
+template <>
+inline void narrow_all(const float* wide, std::size_t n, Half* x) {
+  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  std::size_t i = 0;
+  for (; i + 8 <= n; i += 8)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(x + i), _mm256_cvtps_ph(_mm256_loadu_ps(wide + i), kNearest));
+  for (; i < n; ++i) x[i] = narrow<Half>(wide[i]);
+}
+#endif
 
 template <class X>
 struct Limits;

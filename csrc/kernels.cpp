@@ -22,32 +22,31 @@ struct Rows {
   }
 };
 
-// f(kind, X{}) with the types that the problem asks for.
-template <class Kind, class F>
+// f(kind, X{}) with the type that is asked for, of 16 bits only if ``kNarrow``.
+template <bool kNarrow, class Kind, class F>
 void with_dtype(Dtype dtype, const Kind& kind, F&& f) {
-  switch (dtype) {
-    case Dtype::float32:
-      return f(kind, float{});
-    case Dtype::float64:
-      return f(kind, double{});
-    case Dtype::float16:
-      return f(kind, Half{});
-    case Dtype::bfloat16:
-      return f(kind, BFloat16{});
+  if constexpr (kNarrow) {
+    if (dtype == Dtype::float16) return f(kind, Half{});
+    if (dtype == Dtype::bfloat16) return f(kind, BFloat16{});
   }
+  if (dtype == Dtype::float64) return f(kind, double{});
+  f(kind, float{});
 }
 
 template <class F>
 void with_magnitude(double e, Dtype dtype, F&& f) {
-  if (e == 1) return with_dtype(dtype, Magnitude<Power<1>>{}, f);
-  return with_dtype(dtype, Magnitude<Power<0>>{{e}}, f);
+  if (e == 1) return with_dtype<true>(dtype, Magnitude<Power<1>>{}, f);
+  with_dtype<true>(dtype, Magnitude<Power<0>>{{e}}, f);
 }
 
+// f(kind, X{}) with what the problem asks for.
 template <class F>
 void with_types(const Problem& problem, F&& f) {
   const bool hard = problem.hard();
   const double e = hard ? 1 : problem.exponent;
-  const auto with = [&](const auto& kind) { with_dtype(problem.dtype, kind, f); };
+  const auto with = [&](const auto& kind) {
+    with_dtype<kLinear<typename std::decay<decltype(kind)>::type>>(problem.dtype, kind, f);
+  };
   switch (hard && problem.op == Operator::two_sided ? Operator::mask : problem.op) {
     case Operator::mask:
       if (e == 1) return with(Mask<Power<1>>{});
@@ -55,7 +54,8 @@ void with_types(const Problem& problem, F&& f) {
       if (e == 3) return with(Mask<Power<3>>{});
       return with(Mask<Power<0>>{{e}});
     case Operator::magnitude:
-      return with_magnitude(e, problem.dtype, f);
+      if (e == 1) return with(Magnitude<Power<1>>{});
+      return with(Magnitude<Power<0>>{{e}});
     case Operator::sign:
       if (e == 1) return with(Sign<Power<1>>{});
       return with(Sign<Power<0>>{{{e}}});
@@ -119,26 +119,53 @@ void backward(const Problem& problem, std::size_t begin, std::size_t end, const 
   });
 }
 
+// What the type cannot hold is its largest number.
+template <class X>
+void narrow_finite(const float* wide, std::size_t count, X* x) {
+  constexpr float limit = float(Limits<X>::largest);
+  float some[kTile];
+  for (std::size_t i = 0; i < count; i += kTile) {
+    const std::size_t length = smaller(kTile, count - i);
+    for (std::size_t j = 0; j < length; ++j) {
+      const float value = wide[i + j];
+      some[j] = value > limit ? limit : value < -limit ? -limit : value;
+    }
+    narrow_all(some, length, x + i);
+  }
+}
+
+void widen_entries(Dtype dtype, const void* narrow, std::size_t count, float* wide) {
+  if (dtype == Dtype::float16) return widen_all(static_cast<const Half*>(narrow), count, wide);
+  widen_all(static_cast<const BFloat16*>(narrow), count, wide);
+}
+
+void narrow_entries(Dtype dtype, const float* wide, std::size_t count, void* narrow) {
+  if (dtype == Dtype::float16) return narrow_finite(wide, count, static_cast<Half*>(narrow));
+  narrow_finite(wide, count, static_cast<BFloat16*>(narrow));
+}
+
 Counts gather(Piece& piece, const Bounds& bounds) {
   Counts counts;
-  with_dtype(Dtype(piece.dtype), 0, [&](int, auto zero) { counts = gather_piece<decltype(zero)>(piece, bounds); });
+  with_dtype<true>(Dtype(piece.dtype), 0,
+                   [&](int, auto zero) { counts = gather_piece<decltype(zero)>(piece, bounds); });
   return counts;
 }
 
 std::int64_t ties(const Piece& piece, double size) {
   std::int64_t count = 0;
-  with_dtype(Dtype(piece.dtype), 0, [&](int, auto zero) { count = ties_piece<decltype(zero)>(piece, size); });
+  with_dtype<true>(Dtype(piece.dtype), 0, [&](int, auto zero) { count = ties_piece<decltype(zero)>(piece, size); });
   return count;
 }
 
 void histogram(const Piece& piece, std::uint64_t first, std::uint64_t last, int shift, std::int64_t* counts) {
-  with_dtype(Dtype(piece.dtype), 0,
-             [&](int, auto zero) { histogram_piece<decltype(zero)>(piece, first, last, shift, counts); });
+  with_dtype<true>(Dtype(piece.dtype), 0,
+                   [&](int, auto zero) { histogram_piece<decltype(zero)>(piece, first, last, shift, counts); });
 }
 
 Neighbours neighbours(const Piece& piece, double cut) {
   Neighbours found{};
-  with_dtype(Dtype(piece.dtype), 0, [&](int, auto zero) { found = neighbours_piece<decltype(zero)>(piece, cut); });
+  with_dtype<true>(Dtype(piece.dtype), 0,
+                   [&](int, auto zero) { found = neighbours_piece<decltype(zero)>(piece, cut); });
   return found;
 }
 
@@ -172,8 +199,8 @@ double cotangents(const Piece& piece, const Spread& row, const double* sums) {
 void loss(const Problem& problem, std::size_t begin, std::size_t end, const Targets& targets, void* y,
           double* value);  // in losses.cpp
 
-const Kernels all = {forward,    backward, loss,  gather,     ties,      histogram,
-                     neighbours, masses,   apply, block_sums, cotangents};
+const Kernels all = {forward,   backward,   loss,   widen_entries, narrow_entries, gather,    ties,
+                     histogram, neighbours, masses, apply,         block_sums,     cotangents};
 
 }  // namespace SPARSETOPK_LEVEL
 }  // namespace sparsetopk

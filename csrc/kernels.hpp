@@ -12,6 +12,9 @@ struct Kernels {
                    double* dlam);
   void (*loss)(const Problem& problem, std::size_t begin, std::size_t end, const Targets& targets, void* y,
                double* value);
+  // Entries of a dtype as float32, and the other way, as finite as the dtype holds them.
+  void (*widen)(Dtype dtype, const void* narrow, std::size_t count, float* wide);
+  void (*narrow)(Dtype dtype, const float* wide, std::size_t count, void* narrow);
   Counts (*gather)(Piece& piece, const Bounds& bounds);
   std::int64_t (*ties)(const Piece& piece, double size);
   void (*histogram)(const Piece& piece, std::uint64_t first, std::uint64_t last, int shift, std::int64_t* counts);

@@ -254,7 +254,7 @@ void choose_lam(const Problem& problem, std::size_t fractional, double least, do
     using X = std::decay_t<decltype(*x)>;
     parallel_for((problem.rows + together - 1) / together, problem.threads, [&](std::size_t i) {
       const std::size_t first = i * together, count = std::min(together, problem.rows - first);
-      Windows<X>(rows_of<X>(problem, first, count), fractional, least).choose(lam + first);
+      Windows<X>(rows_of(problem, first, count), fractional, least).choose(lam + first);
     });
   });
 }

@@ -1,5 +1,6 @@
 // The Fenchel-Young losses of the masks, at one instruction-set level: from the threshold of a row to
-// f(x, 1_k) - <x, t>, and from y to the gradient y - t. kernels.cpp says what may not be used here.
+// f(x, 1_k) - <x, t>, and from y to the gradient y - t. kernels.cpp says what may not be used here, and dispatch.cpp
+// widens rows of 16 bits.
 #include <type_traits>
 
 #include "kernels.hpp"
@@ -284,7 +285,7 @@ class LossLanes {
 template <class X, class Kind>
 void loss_rows(const LossRows<X, Kind>& rows, std::size_t begin, std::size_t end) {
   const Problem& problem = rows.problem;
-  // For other dtypes the size of the core is worth more than the time.
+  // For float64 the size of the core is worth more than the time.
   if constexpr (kLinear<Kind> && std::is_same<X, float>::value)
     if (!problem.hard() && fit_lanes(problem, rows.kind, kLongestLane<Kind>)) {
       NormalGuess normal{Kind::kAbsolute};
@@ -310,16 +311,7 @@ void loss(const Problem& problem, std::size_t begin, std::size_t end, const Targ
       using Kind = typename std::decay<decltype(kind)>::type;
       loss_rows(LossRows<X, Kind>{problem, kind, targets, static_cast<X*>(y), value}, begin, end);
     };
-    switch (problem.dtype) {
-      case Dtype::float32:
-        return as(float{});
-      case Dtype::float64:
-        return as(double{});
-      case Dtype::float16:
-        return as(Half{});
-      case Dtype::bfloat16:
-        return as(BFloat16{});
-    }
+    problem.dtype == Dtype::float64 ? as(double{}) : as(float{});
   };
   const double e = problem.exponent;
   if (problem.op == Operator::two_sided)

@@ -25,12 +25,11 @@ void with_entries(Dtype dtype, const void* entries, F&& f) {
   }
 }
 
-// Rows of a problem whose entries are X.
-template <class X>
-Problem rows_of(const Problem& problem, std::size_t first, std::size_t count) {
+// Some rows of a problem.
+inline Problem rows_of(const Problem& problem, std::size_t first, std::size_t count) {
   Problem part = problem;
   part.rows = count;
-  part.x = static_cast<const X*>(problem.x) + first * problem.row_stride;
+  part.x = static_cast<const char*>(problem.x) + first * problem.row_stride * size_of(problem.dtype);
   part.k += first * problem.k_stride;
   part.lam += first * problem.lam_stride;
   part.state += first;

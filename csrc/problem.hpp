@@ -10,6 +10,7 @@ namespace sparsetopk {
 
 enum class Operator { mask, magnitude, sign, two_sided };
 enum class Dtype { float32, float64, float16, bfloat16 };
+inline std::size_t size_of(Dtype dtype) { return dtype == Dtype::float64 ? 8 : dtype == Dtype::float32 ? 4 : 2; }
 
 // The threshold v = pivot - lam * delta of a row, kept apart so that t = (a - pivot)/lam + delta (a is x
 // or |x|) loses no digits to a common shift or to a tiny lam. Rows that need no threshold:
@@ -58,6 +59,14 @@ struct Targets {
   bool spread;            // labels are filled up to a sum of k, evenly, and R of that is added
   const double* weights;  // (rows, n), contiguous
   double scale = 1;       // of the gradient
+
+  // Those of the rows from ``first`` on, of n entries each.
+  Targets from_row(std::size_t first, std::size_t n) const {
+    Targets part = *this;
+    if (labels != nullptr) part.labels += first;
+    if (weights != nullptr) part.weights += first * n;
+    return part;
+  }
 };
 
 // y, in [0, 1] or in the units of x.

@@ -142,7 +142,7 @@ void for_parts(const Problem& problem, F&& f) {
   const bool shared = parts >= problem.threads && problem.rows * problem.n >= kAlone;
   parallel_for(parts, shared ? problem.threads : 1, [&](std::size_t i) {
     const std::size_t first = i * together;
-    Problem part = rows_of<X>(problem, first, std::min(together, problem.rows - first));
+    Problem part = rows_of(problem, first, std::min(together, problem.rows - first));
     if (shared) part.threads = 1;
     f(part, first);
   });
@@ -272,7 +272,7 @@ void pull_back(const Problem& problem, const SlotCotangents& g, void* dx, double
   for_parts<X>(problem, [&](const Problem& part, std::size_t first) {
     const std::unique_ptr<X[]> of_y(new X[part.rows * n]());
     for (std::size_t i = 0; i < part.rows; ++i)
-      spread_cotangents(rows_of<X>(part, i, 1), g, first + i, of_y.get() + i * n);
+      spread_cotangents(rows_of(part, i, 1), g, first + i, of_y.get() + i * n);
     backward(part, of_y.get(), static_cast<X*>(dx) + first * n, dk + first, dlam + first);
   });
 }

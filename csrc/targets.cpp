@@ -202,7 +202,7 @@ void completed_loss(const Problem& problem, const TargetRows& targets, Completio
     using X = std::decay_t<decltype(*x)>;
     parallel_for((problem.rows + together - 1) / together, problem.threads, [&](std::size_t i) {
       const std::size_t first = i * together, count = std::min(together, problem.rows - first);
-      Part<X> part(rows_of<X>(problem, first, count), from_row(targets, first, problem.n), completion, smoothing);
+      Part<X> part(rows_of(problem, first, count), from_row(targets, first, problem.n), completion, smoothing);
       part.evaluate(static_cast<X*>(y) + first * problem.n, value + first);
     });
   });

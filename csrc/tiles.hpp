@@ -86,7 +86,9 @@ inline void for_tiles(const X* x, std::size_t n, F&& f) {
       f(x + i, i, length);
     } else {
       Wide<X> keys[kTile];
-      for (std::size_t j = 0; j < length; ++j) keys[j] = key<kAbsolute>(x[i + j]);
+      widen_all(x + i, length, keys);
+      if (kAbsolute)
+        for (std::size_t j = 0; j < length; ++j) keys[j] = absolute(keys[j]);
       f(static_cast<const Wide<X>*>(keys), i, length);
     }
   }

@@ -156,9 +156,9 @@ inline Vector<T> load(const X* x) {
     std::memcpy(&some, x, sizeof(some));
     v = __builtin_convertvector(some, Vector<T>);
   } else {
-    T wide[kWidth<T>];
-    for (std::size_t i = 0; i < kWidth<T>; ++i) wide[i] = T(widen(x[i]));
-    std::memcpy(&v, wide, sizeof(v));
+    Wide<X> wide[kWidth<T>];
+    widen_all(x, kWidth<T>, wide);
+    for (std::size_t i = 0; i < kWidth<T>; ++i) v[i] = T(wide[i]);
   }
   return v;
 }
@@ -176,9 +176,9 @@ inline void store(Vector<T> v, X* x) {
     const FewFloats some = __builtin_convertvector(v, FewFloats);
     std::memcpy(x, &some, sizeof(some));
   } else {
-    T wide[kWidth<T>];
-    std::memcpy(wide, &v, sizeof(v));
-    for (std::size_t i = 0; i < kWidth<T>; ++i) x[i] = narrow<X>(Wide<X>(wide[i]));
+    Wide<X> wide[kWidth<T>];
+    for (std::size_t i = 0; i < kWidth<T>; ++i) wide[i] = Wide<X>(v[i]);
+    narrow_all(wide, kWidth<T>, x);
   }
 }
 template <class X, class T = Wide<X>>

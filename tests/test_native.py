@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import sparsetopk.torch as stt
+from levels import printed_at_all_levels
 from sparsetopk._core import native
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
@@ -99,6 +100,7 @@ def test_subnormal_halves_count_where_subnormal_numbers_are_flushed():
 
         def results():
             yield st.topk_mag(halves, len(halves), 0.0)
+            yield st.topk_mag(halves, len(halves), 1.0, p=1.5)
             yield st.topk_mask(halves, 1000, 1.0)
             yield st.topk_sign(x, 3, 0.0)
             for operator in (st.topk_mask, st.topk_mag):
@@ -111,13 +113,67 @@ def test_subnormal_halves_count_where_subnormal_numbers_are_flushed():
             yield torch.stack(st.topk_select(y, 2)[:1])
 
         expected = list(results())
-        assert expected[0].view(torch.int16).equal((halves + 0).view(torch.int16))
-        assert expected[3].tolist() == [1, 0, 0, 0, 1]
+        for all_of_them in expected[:2]:
+            assert all_of_them.view(torch.int16).equal((halves + 0).view(torch.int16))
+        assert expected[4].tolist() == [1, 0, 0, 0, 1]
         torch.set_flush_denormal(True)
         for found, wanted in zip(results(), expected, strict=True):
             assert torch.equal(found.view(-1), wanted.view(-1)), (found, wanted)
         """
     )
+
+
+_SIXTEEN_BITS = """
+import torch, sparsetopk.torch as st
+generator = torch.Generator().manual_seed(0)
+for dtype in (torch.float16, torch.bfloat16):
+    for n in (7, 33, 1025):
+        x = torch.randn(40, n, generator=generator).to(dtype).requires_grad_()
+        for p in (2.0, 1.5, 1.2):
+            y = st.topk_mag(x, n / 3, 0.1, p=p), st.topk_mask(x, 2.5, 0.1, p=p, two_sided=True)
+            g = (3e4 * x.detach()).clamp(-6e4, 6e4)
+            dx = [torch.autograd.grad(one, x, g)[0] for one in y]
+            for found in (*y, *dx):
+                assert found.isfinite().all()
+                print(found.detach().view(torch.int16).numpy().tobytes().hex())
+"""
+
+
+def test_16_bits_are_the_same_at_all_levels():
+    """Halves are converted by the processor where it can."""
+    (found,) = printed_at_all_levels(_SIXTEEN_BITS)
+    assert found.count("\n") == 72
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "n"), [(3000, 7), (70, 300), (2, 20_000)])
+@pytest.mark.parametrize("p", [1.5, 1.2, 3.0])
+@pytest.mark.parametrize("name", ["topk_mask", "two-sided", "topk_mag", "topk_sign", "topk_loss"])
+def test_16_bits_that_are_widened(name, p, rows, n, dtype):
+    """Beside float32, with k and lam for each row, rows that are apart, and large cotangents."""
+    generator = torch.Generator().manual_seed(rows)
+    wide = torch.randn(rows, n + 3, generator=generator).to(dtype)
+    k, lam = 1 + 4 * torch.rand(2, rows, 1, generator=generator)
+    labels = torch.randint(n, (rows,), generator=generator)
+
+    def found(to):
+        x = wide.to(to)[:, :n].requires_grad_()
+        numbers = k.clone().requires_grad_(), lam.clone().requires_grad_()
+        if name == "topk_loss":
+            y = stt.topk_loss(x, labels, 3, 0.3, p=p, reduction="none")
+            return y, *torch.autograd.grad(y.sum(), x)
+        operator = getattr(stt, "topk_mask" if name == "two-sided" else name)
+        options = {"two_sided": True} if name == "two-sided" else {}
+        y = operator(x, *numbers, p=p, **options)
+        return y, *torch.autograd.grad(y, (x, *numbers), 8 * x.detach())
+
+    epsilon = torch.finfo(dtype).eps
+    for narrow, expected in zip(found(dtype), found(torch.float32), strict=True):
+        assert narrow.isfinite().all()
+        limit = torch.finfo(dtype).max if narrow.dtype == dtype else torch.inf
+        expected = expected.clamp(-limit, limit)
+        room = 1e-6 * expected.abs().max() if narrow.dtype == torch.float32 else 1e-7
+        torch.testing.assert_close(narrow.float(), expected, rtol=epsilon, atol=float(room))
 
 
 @pytest.mark.slow
