@@ -283,11 +283,11 @@ template <class X, class Kind>
 void block_sums_piece(const Piece& piece, const Spread& row, const Kind& kind, double* sums) {
   static_assert(sizeof(BlockSums) == kBlockSums * sizeof(double) && !kNotes<Kind>, "");
   BlockSums found;
-  Notes<X> none;
+  NotesOf<X, Kind> none;
   if (!is_special(row.lam, row.state)) {
     const Solved<X, Kind> solved(row_of<X>(piece, row, kind), row.state);
     found = sum_part<X, Kind>(solved, static_cast<const X*>(piece.x), static_cast<const X*>(piece.g),
-                              std::size_t(piece.n), none);
+                              std::size_t(piece.n), none, true);
   }
   std::memcpy(sums, &found, sizeof(found));
 }
