@@ -195,8 +195,9 @@ struct Block {
     }
     dlam += sums.whole_in_lam;
   }
-  double operator()(double rho, double g) const {
-    if (single) return alone * g;
+  double operator()(double rho, double g) const { return single ? alone * g : shared(rho, g); }
+  // Where the block is not single.
+  double shared(double rho, double g) const {
     const double gain = rho * scale;
     return debias * g + (gain < kSteepest ? gain : kSteepest) * (g - mean);
   }
@@ -216,17 +217,26 @@ SPARSETOPK_LOOP void to_cotangents(const Curve<Kind>& row, const Block& block_, 
   const Block block = block_;
   const double bottom = solved.bottom(), top = solved.top, shrink = solved.debias ? 1 : 1 / (1 + solved.lam);
   double* __restrict cotangents = some.g;  // so that no table of a response could be what is written
-  for (std::size_t j = 0; j < some.count; ++j) {
-    const double t = some.t[j], g = cotangents[j];
-    if constexpr (Kind::kVector) {
-      const double value = block(solved.kind.at(clip(t, Kind::zero, top)).slope, g);
+  const auto for_all = [&](auto&& derivative) {
+    for (std::size_t j = 0; j < some.count; ++j) {
+      const double t = some.t[j], g = cotangents[j], inside = derivative(t, g);
       const double outside = Kind::kMagnitude && t >= top ? g * shrink : 0.0;
-      cotangents[j] = ((t > bottom) & (t < top)) ? value : outside;
-    } else if (t > bottom && t < top) {
-      cotangents[j] = block(solved.kind.at(t).slope, g);
-    } else {
+      cotangents[j] = (t > bottom) & (t < top) ? inside : outside;
+    }
+  };
+  if constexpr (Kind::kVector) {  // without a branch, so that compilers vectorise it
+    if (block.single)
+      for_all([&](double, double g) { return block.alone * g; });
+    else
+      for_all([&](double t, double g) { return block.shared(solved.kind.at(clip(t, Kind::zero, top)).slope, g); });
+  } else {
+    for (std::size_t j = 0; j < some.count; ++j) {
+      const double t = some.t[j], g = cotangents[j];
       const bool whole = Kind::kMagnitude && t >= top;
-      cotangents[j] = !whole ? 0 : solved.debias ? g : g * lone(solved, double(key<true>(x[j]))).in_x;
+      if (t > bottom && t < top)
+        cotangents[j] = block(solved.kind.at(t).slope, g);
+      else
+        cotangents[j] = !whole ? 0 : solved.debias ? g : g * lone(solved, double(key<true>(x[j]))).in_x;
     }
   }
 }
