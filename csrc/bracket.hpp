@@ -320,12 +320,13 @@ Window<T> window(const Bracket<T>& bracket, double lam, const Kind& kind) {
           step_up(T(smaller(to + slack * ::fabs(to), limit)))};
 }
 
-// Whether the bracket is no wider than a few times what is pooled in any case.
+// Whether the bracket is no wider than a few times what is pooled in any case; ``few``: than many times that, as a step of
+// Newton's method takes less time than to cut it.
 template <class T, class Kind>
-bool pools(const Bracket<T>& bracket, double lam, const Kind& kind) {
+bool pools(const Bracket<T>& bracket, double lam, const Kind& kind, bool few = false) {
   const double pooled = lam * (kind.top(double(bracket.hi)) - Kind::zero);
   // Newton's method may start from further away where S costs next to nothing, and doubles have digits to spare.
-  constexpr double widest = sizeof(T) == sizeof(float) && Kind::kCheap ? 16 : 2;
+  const double widest = sizeof(T) > sizeof(float) || !Kind::kCheap ? 2 : few ? 64 : 16;
   const bool narrow = double(bracket.hi) - double(bracket.lo) <= widest * pooled && bracket.hi < T(Limits<T>::largest);
   // In magnitude lam is a pure number, and a large one pools what is scales apart: the pivot must be of the size
   // of the threshold. A boundary at 0 is a case of its own: find out.
@@ -436,10 +437,11 @@ SPARSETOPK_LOOP void close(Bracket<Wide<X>>& bracket, const Open<X>& open) {
 template <class X, class Kind>
 bool tighten(Bracket<Wide<X>>& bracket, Open<X>& open, double lam, const Kind& kind, std::size_t allowed) {
   constexpr bool kAbsolute = Kind::kAbsolute;
+  constexpr std::size_t kStepped = std::is_same<X, float>::value ? kTile : 0;  // as many are added up in float at once
   const std::size_t most = bracket.read + allowed;
   if (!bracket.exact) close<kAbsolute>(bracket, open);
   bracket.exact |= bracket.lo == bracket.hi;
-  while (!bracket.exact && !pools(bracket, lam, kind)) {
+  while (!bracket.exact && !pools(bracket, lam, kind, open.size <= kStepped)) {
     if (bracket.inside() <= kFew) {
       bracket.read += open.size;
       settle<kAbsolute>(bracket, open);

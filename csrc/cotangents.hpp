@@ -1,6 +1,8 @@
 // From the cotangent of a row's output back to those of x, k and lam.
 #pragma once
 
+#include "digits.hpp"
+#include "notes.hpp"
 #include "output.hpp"
 
 namespace sparsetopk {
@@ -32,31 +34,7 @@ struct BlockLanes {
   }
 };
 
-// Entries that may have a derivative of their own: where they are, x and g.
-template <class X>
-struct Entries {
-  static constexpr std::size_t kChunk = 256;  // as many as are dealt with at a time
-  std::uint32_t at[kChunk + kTile + 16];
-  X x[kChunk + kTile + 16], g[kChunk + kTile + 16];
-  std::size_t count = 0;
-
-  // Those of a tile that begins at ``begin``, behind what there is, but for g.
-  void append(const Marks& marks, const X* x_tile, const X* g_tile, std::size_t begin, std::size_t length) {
-    marks.gather(length, begin, x_tile, g_tile, at + count, x + count);
-    count += marks.count;
-  }
-  // What g has where the first of them are.
-  void fetch(const X* all, std::size_t some) {
-    for (std::size_t j = 0; j < some; ++j) g[j] = all[at[j]];
-  }
-  // Leaves out the first chunk.
-  void drop_chunk() {
-    count -= kChunk;
-    std::memmove(at, at + kChunk, count * sizeof(at[0])), std::memmove(x, x + kChunk, count * sizeof(X));
-  }
-};
-
-// The same as t, and g with the sign of x.
+// Entries as t, and g with the sign of x.
 struct Candidates {
   double t[kTile + kLanes], g[kTile + kLanes];
   std::size_t count;
@@ -98,43 +76,12 @@ SPARSETOPK_LOOP void add_block(const Curve<Kind>& row, const Candidates& some, B
 template <class Kind>
 constexpr bool kNotes = !Kind::kMagnitude;
 
-// The entries of a block as the first pass over part of a row notes them: chunks behind each other in the part of dx that
-// is theirs. The second pass takes the last ones first, and overwrites all from the first position of a chunk on: that
-// must be behind the chunks before.
-template <class X>
-class Notes {
- public:
-  Notes() = default;
-  Notes(X* dx, std::size_t n) : place_(reinterpret_cast<unsigned char*>(dx)), room_(n * sizeof(X)) {}
-  bool complete() const { return complete_; }
-  bool empty() const { return size_ == 0; }
-  void give_up() { complete_ = false; }
+// Whether all that a derivative has of its entry is that it is in the block: S' is 1, and no sign is given back.
+template <class Kind>
+constexpr bool kEven = kLinear<Kind> && kNotes<Kind> && !Kind::kAbsolute;
 
-  void add(const Entries<X>& some, std::size_t count) {
-    complete_ &= size_ * kNote <= some.at[0] * sizeof(X) && (size_ + kChunk) * kNote <= room_;
-    if (!complete_) return;
-    unsigned char* chunk = place_ + size_ * kNote;
-    std::memcpy(chunk, some.at, count * 4);
-    std::memcpy(chunk + kChunk * 4, some.x, count * sizeof(X));
-    std::memcpy(chunk + kChunk * (4 + sizeof(X)), some.g, count * sizeof(X));
-    size_ += count;
-  }
-  // The last chunk.
-  void take(Entries<X>& some) {
-    some.count = size_ % kChunk == 0 ? kChunk : size_ % kChunk;
-    size_ -= some.count;
-    const unsigned char* chunk = place_ + size_ * kNote;
-    std::memcpy(some.at, chunk, some.count * 4);
-    std::memcpy(some.x, chunk + kChunk * 4, some.count * sizeof(X));
-    std::memcpy(some.g, chunk + kChunk * (4 + sizeof(X)), some.count * sizeof(X));
-  }
-
- private:
-  static constexpr std::size_t kChunk = Entries<X>::kChunk, kNote = 4 + 2 * sizeof(X);
-  unsigned char* place_ = nullptr;
-  std::size_t room_ = 0, size_ = 0;
-  bool complete_ = true;
-};
+template <class X, class Kind>
+using NotesOf = Notes<X, !kEven<Kind>>;
 
 // The derivative of an entry that is selected whole and not debiased, y = S(d) with S(d) + lam d = a.
 struct Lone {
@@ -158,22 +105,39 @@ void add_some(const Solved<X, Kind>& row, const X* x, const X* g, std::size_t co
       if (some.t[j] >= row.top) sums.whole_in_lam += some.g[j] * lone(row, double(key<true>(x[j]))).in_lam;
 }
 
+// The same where entries of the block are all alike, for the cotangents of x alone; g has room to be filled up.
+template <class X>
+SPARSETOPK_LOOP void add_even(X* g, std::size_t count, BlockLanes& all) {
+  double sums[kLanes];
+  std::memcpy(sums, all.rho_g, sizeof(sums));
+  for (std::size_t j = count; j % kLanes != 0; ++j) g[j] = X{};
+  for (std::size_t i = 0; i < count; i += kLanes)
+    for (std::size_t j = 0; j < kLanes; ++j) sums[j] += double(widen(g[i + j]));
+  std::memcpy(all.rho_g, sums, sizeof(sums));
+  all.rho[0] += double(count), all.size[0] += double(count);
+}
+
 // Whether so much of a tile is in the block that all of it is computed: to leave out the others would cost more.
 template <class Kind>
 bool is_dense(const Marks& marks, std::size_t length) {
   return Kind::kVector && marks.count > length / 4;
 }
 
-// Adds up part of a row, and notes the entries of its block.
+// Adds up part of a row, and notes the entries of its block; unless ``all``, for the cotangents of x alone.
 template <class X, class Kind>
-BlockSums sum_part(const Solved<X, Kind>& row, const X* x, const X* g, std::size_t n, Notes<X>& notes) {
+BlockSums sum_part(const Solved<X, Kind>& row, const X* x, const X* g, std::size_t n, NotesOf<X, Kind>& notes,
+                   bool all) {
   BlockLanes lanes;
   BlockSums sums;
-  Entries<X> entries;
-  const auto add = [&](std::size_t count) {
-    entries.fetch(g, count);
-    add_some(row, entries.x, entries.g, count, lanes, sums);
-    if (kNotes<Kind>) notes.add(entries, count);
+  Chunk<X> chunk;
+  const bool with_x = all || !kEven<Kind>;
+  const auto add = [&] {
+    if (with_x)
+      add_some(row, chunk.x, chunk.g, chunk.count, lanes, sums);
+    else
+      add_even(chunk.g, chunk.count, lanes);
+    if (kNotes<Kind>) notes.add(chunk);
+    chunk.clear();
   };
   for_tiles<Kind::kAbsolute>(x, n, [&](const Wide<X>* keys, std::size_t i, std::size_t length) {
     Marks marks;
@@ -183,10 +147,11 @@ BlockSums sum_part(const Solved<X, Kind>& row, const X* x, const X* g, std::size
       return add_some(row, x + i, g + i, length, lanes, sums);
     }
     if (Kind::kMagnitude) sums.whole += double(marks.over);
-    entries.append(marks, x + i, g + i, i, length);
-    for (; entries.count >= Entries<X>::kChunk; entries.drop_chunk()) add(Entries<X>::kChunk);
+    if (!chunk.has_room(marks)) add();
+    chunk.append(marks, x + i, g + i, length, with_x);
+    if (chunk.count >= Chunk<X>::kEnough) add();
   });
-  if (entries.count > 0) add(entries.count);
+  add();
   sums.add(lanes.sums());
   return sums;
 }
@@ -230,8 +195,9 @@ struct Block {
     }
     dlam += sums.whole_in_lam;
   }
-  double operator()(double rho, double g) const {
-    if (single) return alone * g;
+  double operator()(double rho, double g) const { return single ? alone * g : shared(rho, g); }
+  // Where the block is not single.
+  double shared(double rho, double g) const {
     const double gain = rho * scale;
     return debias * g + (gain < kSteepest ? gain : kSteepest) * (g - mean);
   }
@@ -251,19 +217,35 @@ SPARSETOPK_LOOP void to_cotangents(const Curve<Kind>& row, const Block& block_, 
   const Block block = block_;
   const double bottom = solved.bottom(), top = solved.top, shrink = solved.debias ? 1 : 1 / (1 + solved.lam);
   double* __restrict cotangents = some.g;  // so that no table of a response could be what is written
-  for (std::size_t j = 0; j < some.count; ++j) {
-    const double t = some.t[j], g = cotangents[j];
-    if constexpr (Kind::kVector) {
-      const double value = block(solved.kind.at(clip(t, Kind::zero, top)).slope, g);
+  const auto for_all = [&](auto&& derivative) {
+    for (std::size_t j = 0; j < some.count; ++j) {
+      const double t = some.t[j], g = cotangents[j], inside = derivative(t, g);
       const double outside = Kind::kMagnitude && t >= top ? g * shrink : 0.0;
-      cotangents[j] = ((t > bottom) & (t < top)) ? value : outside;
-    } else if (t > bottom && t < top) {
-      cotangents[j] = block(solved.kind.at(t).slope, g);
-    } else {
+      cotangents[j] = (t > bottom) & (t < top) ? inside : outside;
+    }
+  };
+  if constexpr (Kind::kVector) {  // without a branch, so that compilers vectorise it
+    if (block.single)
+      for_all([&](double, double g) { return block.alone * g; });
+    else
+      for_all([&](double t, double g) { return block.shared(solved.kind.at(clip(t, Kind::zero, top)).slope, g); });
+  } else {
+    for (std::size_t j = 0; j < some.count; ++j) {
+      const double t = some.t[j], g = cotangents[j];
       const bool whole = Kind::kMagnitude && t >= top;
-      cotangents[j] = !whole ? 0 : solved.debias ? g : g * lone(solved, double(key<true>(x[j]))).in_x;
+      if (t > bottom && t < top)
+        cotangents[j] = block(solved.kind.at(t).slope, g);
+      else
+        cotangents[j] = !whole ? 0 : solved.debias ? g : g * lone(solved, double(key<true>(x[j]))).in_x;
     }
   }
+}
+
+// The same where entries of the block are all alike.
+template <class X>
+SPARSETOPK_LOOP void to_even_cotangents(const Block& block, X* g, std::size_t count) {
+  const double mean = block.mean, gain = block.single ? 0 : smaller(block.scale, kSteepest);
+  for (std::size_t j = 0; j < count; ++j) g[j] = finite<X>(gain * (double(widen(g[j])) - mean));
 }
 
 // Gives dx the sign that g had.
@@ -272,27 +254,26 @@ inline X cotangent(double value, X x) {
   return finite<X>(Kind::kAbsolute && double(widen(x)) < 0 ? 0.0 - value : value);
 }
 
-// dx of some entries, where they are.
+// Replaces g by dx.
 template <class X, class Kind>
-void write_entries(const Solved<X, Kind>& row, const Block& block, Entries<X>& entries, X* dx) {
-  Candidates some(row, entries.x, entries.g, entries.count);
-  to_cotangents(row, block, entries.x, some);
-  for (std::size_t j = 0; j < some.count; ++j) entries.g[j] = cotangent<X, Kind>(some.g[j], entries.x[j]);
-  for (std::size_t j = 0; j < some.count; ++j) dx[entries.at[j]] = entries.g[j];
+void to_entries(const Solved<X, Kind>& row, const Block& block, Chunk<X>& chunk) {
+  Candidates some(row, chunk.x, chunk.g, chunk.count);
+  to_cotangents(row, block, chunk.x, some);
+  for (std::size_t j = 0; j < some.count; ++j) chunk.g[j] = cotangent<X, Kind>(some.g[j], chunk.x[j]);
 }
 
 // dx over a tile, of which ``entries`` are in the block: others have 0, or g if they are selected whole.
 template <class X, class Kind>
 void write_tile(const Solved<X, Kind>& row, const Block& block, const Wide<X>* keys, const X* g, std::size_t length,
-                Entries<X>& entries, X* dx) {
-  entries.fetch(g, entries.count);
+                Chunk<X>& entries, X* dx) {
   if constexpr (Kind::kMagnitude) {
     const auto to = row.to;
     for (std::size_t j = 0; j < length; ++j) dx[j] = keys[j] > to ? g[j] : X{};
   } else {
     std::memset(dx, 0, length * sizeof(X));
   }
-  write_entries(row, block, entries, dx);
+  to_entries(row, block, entries);
+  entries.scatter(dx);
 }
 
 // The same where most are in the block.
@@ -305,30 +286,29 @@ void write_dense(const Solved<X, Kind>& row, const Block& block, const X* x, con
 
 template <class X, class Kind>
 void write_cotangents(const Solved<X, Kind>& row, const Block& block, const X* x, const X* g, std::size_t n, X* dx) {
-  Entries<X> entries;
   for_tiles<Kind::kAbsolute>(x, n, [&](const Wide<X>* keys, std::size_t i, std::size_t length) {
     Marks marks;
     marks.set<false, false>(keys, length, row.from, row.to);
     if (is_dense<Kind>(marks, length)) return write_dense(row, block, x + i, g + i, length, dx + i);
-    entries.count = 0;
-    entries.append(marks, x + i, g + i, 0, length);
+    Chunk<X> entries;
+    entries.append(marks, x + i, g + i, length, true);
     write_tile(row, block, keys, g + i, length, entries, dx + i);
   });
 }
 
 // The same from what sum_part has noted in dx.
 template <class X, class Kind>
-void write_noted(const Solved<X, Kind>& row, const Block& block, Notes<X>& notes, std::size_t n, X* dx) {
-  Entries<X> entries;
-  std::size_t end = n;
-  while (!notes.empty()) {
-    notes.take(entries);
-    const std::size_t begin = entries.at[0];
-    std::memset(dx + begin, 0, (end - begin) * sizeof(X));
-    write_entries(row, block, entries, dx);
-    end = begin;
+void write_noted(const Solved<X, Kind>& row, const Block& block, NotesOf<X, Kind>& notes, std::size_t n, X* dx) {
+  Chunk<X> chunk;
+  for (std::size_t end = n; !notes.empty(); end = chunk.begin) {
+    notes.take(chunk, end);
+    if constexpr (kEven<Kind>)
+      to_even_cotangents(block, chunk.g, chunk.count);
+    else
+      to_entries(row, block, chunk);
+    std::memset(dx + chunk.begin, 0, chunk.length * sizeof(X));
+    chunk.scatter(dx);
   }
-  std::memset(dx, 0, end * sizeof(X));
 }
 
 struct Cotangents {
@@ -366,14 +346,13 @@ Cotangents backward_special(const Row<X, Kind>& row, State state, const X* g, X*
 template <class X, class Kind>
 Cotangents backward_tile(const Solved<X, Kind>& row, const X* x, const X* g, std::size_t n, X* dx) {
   Cotangents result{0, 0};
-  Entries<X> entries;
   for_tiles<Kind::kAbsolute>(x, n, [&](const Wide<X>* keys, std::size_t, std::size_t) {
+    Chunk<X> entries;
     BlockLanes lanes;
     BlockSums sums;
     Marks marks;
     marks.set<false, false>(keys, n, row.from, row.to);
-    entries.append(marks, x, g, 0, n);
-    entries.fetch(g, entries.count);
+    entries.append(marks, x, g, n, true);
     if (Kind::kMagnitude) sums.whole = double(marks.over);
     add_some(row, entries.x, entries.g, entries.count, lanes, sums);
     sums.add(lanes.sums());
@@ -387,15 +366,41 @@ Cotangents backward_tile(const Solved<X, Kind>& row, const X* x, const X* g, std
 // Whether a row is without a threshold.
 inline bool is_special(double lam, State state) { return lam == 0 || !(::fabs(state.pivot) < kInfinity); }
 
+// The lowest number of a key in [low, high] that ``reaches``, as do all above it; the one after high if none does. It is
+// looked for near ``guess`` first.
+template <class T, class F>
+Ordered<T> first_key(T low, T high, T guess, F&& reaches) {
+  using N = Ordered<T>;
+  N begin = ordered(low), end = ordered(high) + 1, at = smaller(larger(ordered(guess), begin), N(end - 1));
+  for (N step = 1; begin < end; step = larger(step, N(step + step))) {
+    if (reaches(from_ordered<T>(at)))
+      end = at, at -= smaller(step, N((end - begin + 1) / 2));
+    else
+      begin = at + 1, at = begin + smaller(N(step - 1), N((end - begin) / 2));
+  }
+  return end;
+}
+
+// Leaves between the bounds what is in the block and nothing else: no t is below that of a lower key.
+template <class X, class Kind>
+void hold_to_block(Solved<X, Kind>& row) {
+  using T = Wide<X>;
+  const T low = row.from, high = row.to;
+  const double bottom = row.bottom(), top = row.top;
+  const auto guess = [&](double t) { return T(row.v + row.lam * t); };
+  row.from = from_ordered<T>(first_key(low, high, guess(bottom), [&](T a) { return row.distance(a) > bottom; }));
+  row.to = from_ordered<T>(first_key(low, high, guess(top), [&](T a) { return row.distance(a) >= top; }) - 1);
+}
+
 // A row in at most ``kParts`` blocks.
 template <std::size_t kParts, class X, class Kind>
 Cotangents backward_blocks(const Row<X, Kind>& row, const Solved<X, Kind>& solved, const Blocks& blocks, const X* g,
-                           X* dx) {
+                           X* dx, bool all) {
   BlockSums parts[kParts];
-  Notes<X> notes[kParts];
+  NotesOf<X, Kind> notes[kParts];
   blocks.run(row.threads, [&](std::size_t block, std::size_t begin, std::size_t length) {
-    notes[block] = Notes<X>(dx + begin, length);
-    parts[block] = sum_part(solved, row.x + begin, g + begin, length, notes[block]);
+    notes[block] = NotesOf<X, Kind>(dx + begin);
+    parts[block] = sum_part(solved, row.x + begin, g + begin, length, notes[block], all);
   });
   for (std::size_t block = 1; block < blocks.count; ++block) parts[0].add(parts[block]);
   const Block block(solved, parts[0]);
@@ -408,14 +413,16 @@ Cotangents backward_blocks(const Row<X, Kind>& row, const Solved<X, Kind>& solve
   return {block.dk, block.dlam};
 }
 
+// Those of k and lam if ``all`` are asked for.
 template <class X, class Kind>
-Cotangents backward_row(const Row<X, Kind>& row, State state, const X* g, X* dx) {
+Cotangents backward_row(const Row<X, Kind>& row, State state, const X* g, X* dx, bool all) {
   if (is_special(row.lam, state)) return backward_special(row, state, g, dx);
-  const Solved<X, Kind> solved(row, state);
+  Solved<X, Kind> solved(row, state);
   if (row.n <= kTile) return backward_tile(solved, row.x, g, row.n, dx);
+  if constexpr (kEven<Kind>) hold_to_block(solved);
   const Blocks blocks(row.n);
-  return blocks.count == 1 ? backward_blocks<1>(row, solved, blocks, g, dx)
-                           : backward_blocks<kBlocks>(row, solved, blocks, g, dx);
+  return blocks.count == 1 ? backward_blocks<1>(row, solved, blocks, g, dx, all)
+                           : backward_blocks<kBlocks>(row, solved, blocks, g, dx, all);
 }
 
 }  // namespace SPARSETOPK_LEVEL

@@ -96,13 +96,13 @@ void forward(const Problem& problem, std::size_t begin, std::size_t end, void* y
 
 void backward(const Problem& problem, std::size_t begin, std::size_t end, const void* g, void* dx, double* dk,
               double* dlam) {
+  const bool all = dk != nullptr || dlam != nullptr;
   with_types(problem, [&](const auto& kind, auto zero) {
     using X = decltype(zero);
     using Kind = typename std::decay<decltype(kind)>::type;
     const Rows<X, Kind> rows{problem, kind};
     if constexpr (kHasLanes<Kind>)
       if (fit_lanes(problem, kind, kLongestLaneBackward<Kind>) && !problem.hard()) {
-        const bool all = dk != nullptr || dlam != nullptr;
         auto run = all ? backward_lanes<X, Kind, true> : backward_lanes<X, Kind, false>;
         if constexpr (!Kind::kMagnitude)
           if (problem.n > kLongestTurned<Kind>)
@@ -112,7 +112,7 @@ void backward(const Problem& problem, std::size_t begin, std::size_t end, const 
     for (std::size_t i = begin; i < end; ++i) {
       const std::size_t at = i * problem.n;
       const Cotangents row =
-          backward_row(rows[i], problem.state[i], static_cast<const X*>(g) + at, static_cast<X*>(dx) + at);
+          backward_row(rows[i], problem.state[i], static_cast<const X*>(g) + at, static_cast<X*>(dx) + at, all);
       if (dk != nullptr) dk[i] = finite<double>(row.k);
       if (dlam != nullptr) dlam[i] = finite<double>(row.lam);
     }

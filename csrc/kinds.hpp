@@ -76,5 +76,9 @@ struct TwoSided : H {
   }
 };
 
+// S(t) = t, so p = 2.
+template <class Kind>
+constexpr bool kLinear = std::is_base_of<Power<1>, Kind>::value;
+
 }  // namespace SPARSETOPK_LEVEL
 }  // namespace sparsetopk

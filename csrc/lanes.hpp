@@ -11,10 +11,8 @@
 namespace sparsetopk {
 namespace SPARSETOPK_LEVEL {
 
-// S(t) = t, so p = 2. Such rows are solved in the type that entries are widened to, all others in double: a steeper S, and
-// one that starts at t = -1, need more digits of t than a float has.
-template <class Kind>
-constexpr bool kLinear = std::is_base_of<Power<1>, Kind>::value;
+// Rows with S(t) = t are solved in the type that entries are widened to, all others in double: a steeper S, and one that
+// starts at t = -1, need more digits of t than a float has.
 template <class Kind, class X>
 using Lane = typename std::conditional<kLinear<Kind>, Wide<X>, double>::type;
 

@@ -199,7 +199,7 @@ void finish_backward(const Problem& problem, const Kind& kind, std::size_t first
     const std::size_t row = first + std::size_t(__builtin_ctz(bits)), n = problem.n;
     const X* x = static_cast<const X*>(problem.x) + row * problem.row_stride;
     const Row<X, Kind> one_row{x, n, problem.k_of(row), problem.lam_of(row), kind, problem.debias, 1};
-    const Cotangents found = backward_row(one_row, problem.state[row], g + row * n, dx + row * n);
+    const Cotangents found = backward_row(one_row, problem.state[row], g + row * n, dx + row * n, kAll);
     if (dk != nullptr) dk[row] = finite<double>(found.k);
     if (dlam != nullptr) dlam[row] = finite<double>(found.lam);
   }

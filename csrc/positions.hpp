@@ -56,11 +56,9 @@ class Marks {
   // Writes the positions of those that are marked, in order; 16 more may be written.
   void positions(std::size_t length, std::uint32_t* out) const;
 
-  // Positions, from ``begin`` on, and what x has there; 16 more may be written. What g has there is on its way: most of
-  // g need not come from memory, and no prefetcher guesses which.
-  template <class X>
-  SPARSETOPK_LOOP void gather(std::size_t length, std::size_t begin, const X* x, const X* g, std::uint32_t* at,
-                              X* x_there) const;
+  // Positions, from ``begin`` on, and what x has there; 16 more may be written.
+  template <class X, class P>
+  SPARSETOPK_LOOP void gather(std::size_t length, std::size_t begin, const X* x, P* at, X* x_there) const;
 
   // Copies what is marked, in order; ``kept`` may be x.
   template <class X>
@@ -162,25 +160,21 @@ inline void Marks::positions(std::size_t length, std::uint32_t* out) const {
   }
 }
 
-template <class X>
-SPARSETOPK_LOOP void Marks::gather(std::size_t length, std::size_t begin, const X* x, const X* g, std::uint32_t* at,
-                                   X* x_there) const {
+template <class X, class P>
+SPARSETOPK_LOOP void Marks::gather(std::size_t length, std::size_t begin, const X* x, P* at, X* x_there) const {
   const bool often = some(length);
-  std::size_t done = 0, i, word = 0;
-  const auto take = [&](std::size_t j) {
-    __builtin_prefetch(g + j);
-    at[i] = std::uint32_t(begin + j), x_there[i] = x[j], ++i;
-  };
-  for (; (word + 1) * kWord <= length; ++word) {
-    const std::uint64_t bits = words_[word];
-    i = done, done += std::size_t(__builtin_popcountll(bits));
-    if (!often)
-      for_bits<0>(bits, [&](unsigned j) { take(word * kWord + j); });
+  for (std::size_t j = 0; j < length; j += kWord, x += kWord) {
+    const std::uint64_t bits = words_[j / kWord];
+    P* next_at = at;
+    X* next = x_there;
+    const std::size_t count = std::size_t(__builtin_popcountll(bits));
+    at += count, x_there += count;
+    const auto take = [&](unsigned i) { *next_at++ = P(begin + j + i), *next++ = x[i]; };
+    if (!often || j + kWord > length)
+      for_bits<0>(bits, take);
     else
-      for_bits<3>(bits, [&](unsigned j) { take(word * kWord + j); });
+      for_bits<3>(bits, take);
   }
-  i = done;
-  if (length % kWord != 0) for_bits<0>(words_[word], [&](unsigned j) { take(word * kWord + j); });
 }
 
 // As many entries as a pack has, those that are marked to the front.

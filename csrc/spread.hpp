@@ -191,7 +191,7 @@ Masses masses_piece(const Piece& piece, const Spread& row, const Kind& kind) {
   const Kept<X> kept(piece);
   Distances distances{kept.entries, kept.size, distance, fill_distances<true, X>};
   if constexpr (sizeof(Wide<X>) == sizeof(float) && std::is_base_of<Power<1>, Kind>::value)
-    if (row.in_float) distances.in_float = add_up_in_float<Kind, X>;
+    if (row.in_float && kept.size > kTile) distances.in_float = add_up_in_float<Kind, X>;
   Equation<Kind> equation(distances, kind);
   const Sums sums = equation(row.state.delta, kind.top(row.state.pivot - row.lam * row.state.delta));
   return {sums.mass, sums.slope, sums.above};
@@ -283,11 +283,11 @@ template <class X, class Kind>
 void block_sums_piece(const Piece& piece, const Spread& row, const Kind& kind, double* sums) {
   static_assert(sizeof(BlockSums) == kBlockSums * sizeof(double) && !kNotes<Kind>, "");
   BlockSums found;
-  Notes<X> none;
+  NotesOf<X, Kind> none;
   if (!is_special(row.lam, row.state)) {
     const Solved<X, Kind> solved(row_of<X>(piece, row, kind), row.state);
     found = sum_part<X, Kind>(solved, static_cast<const X*>(piece.x), static_cast<const X*>(piece.g),
-                              std::size_t(piece.n), none);
+                              std::size_t(piece.n), none, true);
   }
   std::memcpy(sums, &found, sizeof(found));
 }

@@ -153,6 +153,10 @@ struct FloatLanes {
 #endif
 };
 
+// From so many undecided entries on that is worth it: those of 16 bits are widened every time that they are added up.
+template <class X>
+constexpr std::size_t kManyInFloat = std::is_same<X, float>::value ? 64 : kTile + 1;
+
 // Sums for S(t) = t, from those of a - pivot, as t is that over lam, and delta more. Eight numbers in a row are added in
 // float, and what they come to in double; as elsewhere there are kLanes of each, however wide vectors are.
 template <class Kind, class X>
@@ -167,11 +171,11 @@ SPARSETOPK_LOOP bool add_up_in_float(const Distances& self, double delta, Sums& 
   const V to = all_lanes(float(lam * (top - double(distance.delta))));
   double in_lanes[kLanes] = {}, away = 0, inside = 0;
   FloatLanes lanes[kParts];
-  const auto add = [&](const X* x) {
+  const auto add = [&](const X* x, std::size_t length) {
     float parts[kLanes];
     for (std::size_t p = 0; p < kParts; ++p) lanes[p].sum = V{};
 #pragma GCC unroll 8
-    for (std::size_t first = 0; first < kBlock; first += kLanes)
+    for (std::size_t first = 0; first < length; first += kLanes)
 #pragma GCC unroll 4
       for (std::size_t p = 0; p < kParts; ++p) {
         const V wide = load(x + first + p * kW), a = Kind::kAbsolute ? absolute_lanes(wide) : wide;
@@ -182,7 +186,9 @@ SPARSETOPK_LOOP bool add_up_in_float(const Distances& self, double delta, Sums& 
   };
   const X* x = static_cast<const X*>(self.entries);
   std::size_t i = 0;
-  for (; i + kBlock <= self.size; i += kBlock) add(x + i);
+  for (; i + kBlock <= self.size; i += kBlock) add(x + i, kBlock);
+  const std::size_t rest = (self.size - i) / kLanes * kLanes;
+  if (rest > 0) add(x + i, rest), i += rest;
   for (const FloatLanes& part : lanes) inside += part.count_inside(), sums.above += part.count_above();
   for (; i < self.size; ++i) {
     const float a = key<Kind::kAbsolute>(x[i]) - distance.pivot;
@@ -204,13 +210,12 @@ void fill_distances(const Distances& self, std::size_t begin, std::size_t length
 template <class Kind>
 class Equation {
  public:
-  Equation(const Distances& distances, const Kind& kind) : distances_(distances), kind_(kind) {
-    if (fits()) distances_.fill(distances_, 0, distances_.size, t_);
-  }
+  Equation(const Distances& distances, const Kind& kind) : distances_(distances), kind_(kind) {}
   Sums operator()(double delta, double top) {
     Sums sums;
-    if (distances_.in_float != nullptr && !fits() && distances_.in_float(distances_, delta, sums)) return sums;
+    if (distances_.in_float != nullptr && distances_.in_float(distances_, delta, sums)) return sums;
     if (fits()) {
+      if (!filled_) distances_.fill(distances_, 0, distances_.size, t_), filled_ = true;
       add_up(t_, distances_.size, delta, top, kind_, sums);
       return sums;
     }
@@ -226,6 +231,7 @@ class Equation {
   bool fits() const { return distances_.size <= kTile; }
   const Distances& distances_;
   const Kind& kind_;
+  bool filled_ = false;
   double t_[kTile + kLanes];
 };
 
@@ -447,7 +453,7 @@ template <class X, class Kind>
 Distances Row<X, Kind>::distances_from(const Open<X>& open, const Distance& distance) const {
   Distances distances{open.entries, open.size, distance, fill_distances<kAbsolute, X>};
   if constexpr (sizeof(T) == sizeof(float) && std::is_base_of<Power<1>, Kind>::value)
-    distances.in_float = add_up_in_float<Kind, X>;
+    if (open.size >= kManyInFloat<X>) distances.in_float = add_up_in_float<Kind, X>;
   return distances;
 }
 
@@ -541,7 +547,7 @@ State Row<X, Kind>::find_in(Bracket<T>& bracket, Open<X>& open) const {
   const Distances distances = distances_from(open, distance);
   // In float32 an error of 1e-7 before the last step leaves none that could be seen; sums in float have no more digits
   // than for 1e-6.
-  const bool in_float = distances.in_float != nullptr && open.size > kTile;
+  const bool in_float = distances.in_float != nullptr;
   // For p > 2 a response is as steep as it likes near 0: there every digit of delta counts.
   const bool steep = Kind::zero == 0 && kind.exponent < 1;
   const double tolerance = steep ? 0 : in_float ? 1e-6 : sizeof(T) == sizeof(float) ? 1e-7 : 0;

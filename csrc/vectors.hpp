@@ -1,6 +1,7 @@
 // Vectors as wide as the instruction set has them, with a row in every lane: loads and stores turn rows into lanes.
 #pragma once
 
+#include <cmath>
 #include <utility>
 
 #include "cpu.hpp"

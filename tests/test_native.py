@@ -281,6 +281,25 @@ def test_the_derivative_wherever_the_block_is(dtype, n, share, where):
     torch.testing.assert_close(dx.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", KERNELS)
+@pytest.mark.parametrize("n", [1025, 5000, 140_000])
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.8])
+def test_the_derivative_in_x_is_the_same_with_that_in_k(dtype, n, share):
+    """Alone it reads less of x; also where many entries are at the ends of the block, or rounded to be."""
+    rng = np.random.default_rng(0)
+    inside = rng.random(n) < share
+    x = np.where(inside, rng.choice([0.25, 0.75], n), rng.choice([-1.0, 0.0, 1.0, 2.0], n))
+    k = np.clip(x, 0, 1).sum()
+    g = torch.tensor(rng.normal(size=n), dtype=dtype)
+    found = []
+    for asked in (float(k), torch.tensor(k, dtype=torch.float64, requires_grad=True)):
+        at = torch.tensor(x, dtype=dtype, requires_grad=True)
+        found.append(torch.autograd.grad(stt.topk_mask(at, asked, 1.0), at, g)[0])
+    assert torch.equal(*found)
+    assert (found[0][torch.from_numpy(inside)] != 0).any()
+    assert (found[0][torch.from_numpy((x < 0) | (x > 1))] == 0).all()
+
+
 def against_even_probes(n: int) -> np.ndarray:
     """The entries at even distances, of the row and of what is left when they are dropped, are always
     the smallest ones: who cuts at one of them drops no others."""

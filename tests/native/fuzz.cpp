@@ -23,6 +23,7 @@
 
 #define SPARSETOPK_LEVEL baseline
 #include "bracket.hpp"
+#include "cotangents.hpp"
 #include "cpu.hpp"
 #include "dtypes.hpp"
 #include "isotonic.hpp"
@@ -614,7 +615,7 @@ void fuzz_marks(const char* dtype, std::size_t n) {
   using T = Wide<X>;
   const double share = below(4) == 0 ? double(below(2)) : std::pow(uniform(), 3);
   begin_call("marks of %s, n = %zu, share %.3g", dtype, n, share);
-  std::vector<X> x(n), g(n);  // of g nothing is read
+  std::vector<X> x(n);
   for (std::size_t i = 0; i < n; ++i) {
     const double inside = uniform() < share ? 1.5 : below(2) == 0 ? 3 : -1;
     x[i] = from_double<X>(below(50) == 0 ? kNaN : inside);
@@ -634,7 +635,7 @@ void fuzz_marks(const char* dtype, std::size_t n) {
   baseline::Marks marks;
   marks.set<false, false>(keys.data(), n, T(1), T(2));
   std::vector<X> there(n + 16);
-  marks.gather(n, 7, x.data(), g.data(), found.data(), there.data());
+  marks.gather(n, 7, x.data(), found.data(), there.data());
   bool same = true;
   for (std::size_t i = 0; i < count; ++i)
     same &= found[i] == expected[i] + 7 && std::memcmp(&there[i], &x[expected[i]], sizeof(X)) == 0;
@@ -644,6 +645,64 @@ void fuzz_marks(const char* dtype, std::size_t n) {
   check(part.count == kept_at.size() && part.over == over, "what is kept", double(part.count), double(kept_at.size()));
   for (std::size_t i = 0; i < kept_at.size(); ++i) same &= std::memcmp(&kept[i], &x[kept_at[i]], sizeof(X)) == 0;
   check(same, "entries that are kept in their own place");
+}
+
+// Entries of a row that are noted in the place of its output come back to where they were, with 0 between them.
+template <class X, bool kX>
+void fuzz_notes(const char* dtype, std::size_t n) {
+  const double share = uniform() < 0.3 ? 0 : uniform() * uniform() / 3;
+  begin_call("notes of %s, n = %zu, share %.3g, x %d", dtype, n, share, int(kX));
+  std::vector<X> x(n), expected(n, X{}), dx(n, from_double<X>(kNaN));
+  for (std::size_t i = 0; i < n; ++i) {
+    const bool inside = uniform() < share;
+    x[i] = from_double<X>(inside ? 1 + uniform() : 3);
+    if (inside) expected[i] = x[i];
+  }
+  baseline::Notes<X, kX> notes(dx.data());
+  baseline::Chunk<X> chunk;
+  bool fits = n > baseline::kTile;
+  for (std::size_t i = 0; i < n; i += baseline::kTile) {
+    const std::size_t length = std::min(n - i, baseline::kTile);
+    std::vector<Wide<X>> keys(length);
+    for (std::size_t j = 0; j < length; ++j) keys[j] = widen(x[i + j]);
+    baseline::Marks marks;
+    marks.set<false, false>(keys.data(), length, Wide<X>(1), Wide<X>(2));
+    fits &= marks.count <= length / 4;
+    if (!chunk.has_room(marks)) notes.add(chunk), chunk.clear();
+    chunk.append(marks, x.data() + i, x.data() + i, length, kX);
+    if (chunk.count >= baseline::Chunk<X>::kEnough) notes.add(chunk), chunk.clear();
+  }
+  notes.add(chunk);
+  check(notes.complete() || !fits, "notes that fit");
+  if (!notes.complete()) return;
+  bool same = true;
+  for (std::size_t end = n; !notes.empty(); end = chunk.begin) {
+    notes.take(chunk, end);
+    if (kX) same &= std::memcmp(chunk.x, chunk.g, chunk.count * sizeof(X)) == 0;
+    std::fill_n(dx.begin() + std::ptrdiff_t(chunk.begin), chunk.length, X{});
+    chunk.scatter(dx.data());
+  }
+  check(same && std::memcmp(dx.data(), expected.data(), n * sizeof(X)) == 0, "what was noted");
+}
+
+// The first key from a bound on, wherever it is looked for first, also where subnormal numbers count as 0.
+template <class T>
+void fuzz_first_key() {
+  const auto number = [] { return T(std::exp2(uniform() * 40 - 20) * normal() * (below(4) == 0 ? 1e-40 : 1)); };
+  const bool flush = below(2) == 0;
+  flush_subnormals(flush);
+  const T ends[] = {number(), number()}, low = std::min(ends[0], ends[1]), high = std::max(ends[0], ends[1]);
+  const T bound = below(2) == 0 ? number() : below(2) == 0 ? low : high;
+  const T guess = below(2) == 0 ? number() : baseline::next_up(bound);
+  begin_call("first key from %.17g in %.17g to %.17g, near %.17g, flushed %d", double(bound), double(low), double(high),
+             double(guess), int(flush));
+  const auto reaches = [&](T a) { return a >= bound; };
+  const auto first = baseline::first_key(low, high, guess, reaches);
+  const auto begin = baseline::ordered(low), end = baseline::ordered(high);
+  check(first >= begin && first <= end + 1, "a key out of its range");
+  if (first <= end) check(reaches(baseline::from_ordered<T>(first)), "a key below the bound");
+  if (first > begin) check(!reaches(baseline::from_ordered<T>(first - 1)), "a key that is not the first");
+  flush_subnormals(false);
 }
 
 // Every half is a normal float or 0: none is lost where subnormal numbers count as 0.
@@ -779,6 +838,8 @@ void fuzz_dtype(const char* dtype, std::size_t n) {
     }
   if (n == 0) return;
   for (int i = 0; i < 100 && n <= baseline::kTile; ++i) fuzz_marks<X>(dtype, n);
+  for (int i = 0; i < 10; ++i) fuzz_notes<X, false>(dtype, n), fuzz_notes<X, true>(dtype, n);
+  for (int i = 0; i < 20; ++i) fuzz_first_key<Wide<X>>();
   for (const char* content : kContents)
     for (const bool flag : {false, true}) {
       fuzz_pieces<X>(dtype, content, n, flag);
