@@ -48,7 +48,7 @@ _KERNELS = {
     "lam": lam.lam_kernel,
 }
 _SOLVED = ("backward", "select_backward")  # kernels that are handed a state
-_SOLVING = ("forward", "value", "lam")  # and that have room for it if S is light
+_SOLVING = ("forward", "value", "select", "lam")  # and that have room for it if S is light
 _LONG = {
     "sample": long.sample_kernel,
     "gather": long.gather_kernel,

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._maths.isotonic import PHI_NAMES
-from ..._maths.operator import MASK, SIGN, Operator
+from ..._maths.operator import MAGNITUDE, MASK, SIGN, Operator
 from . import compute_dtype, is_long
 from .backward import backward_kernel
 from .forward import forward_kernel
@@ -54,8 +54,10 @@ def _needs_a_loop(operator: Operator) -> bool:
 
 
 def is_light(operator: Operator) -> bool:
-    """Whether kernels that solve one problem are, but for slots: S takes powers, and no loop."""
-    return operator.op in (MASK, SIGN)
+    """Whether kernels that solve one problem are: S takes powers, and no loop, and what an entry that is
+    selected whole becomes takes a loop of products at most."""
+    by_products = operator.op == MAGNITUDE and operator.exponent.is_integer()
+    return operator.op in (MASK, SIGN) or by_products
 
 
 class Given(NamedTuple):
@@ -285,7 +287,7 @@ def select(
     chosen = x.new_empty(slots if straight else (0,), dtype=torch.bool)
     _run(
         select_kernel,
-        _settings(x, k, lam, operator, state),
+        _settings(x, k, lam, operator, state, is_light(operator)),
         value_ptr=values,
         index_ptr=indices,
         chosen_ptr=chosen.view(torch.uint8),

@@ -73,7 +73,8 @@ def least(dtype):
 
 @triton.constexpr_function
 def slope_at_zero(e, dtype):
-    return 0.0 if e > 1.0 else e * (1e-140 if dtype == tl.float64 else 1e-18) ** (e - 1.0)
+    """For e < 1."""
+    return e * (1e-140 if dtype == tl.float64 else 1e-18) ** (e - 1.0)
 
 
 @triton.constexpr_function
@@ -127,6 +128,8 @@ def power_slope(t, y, E: tl.constexpr):
         slope = 2.0 * t
     elif E == 3.0:
         slope = 3.0 * t * t
+    elif E > 1.0:  # what y is made of, but for a product: a division would take more registers
+        slope = tl.minimum(E * power(t, E - 1.0), largest(t.dtype))
     else:
         flat = t < least(t.dtype)
         at_zero = tl.full(t.shape, slope_at_zero(E, t.dtype), t.dtype)
