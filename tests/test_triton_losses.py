@@ -230,8 +230,12 @@ def test_launches(reduction, monkeypatch):
     )
 
 
+TENSORS = {"K_TENSOR": True, "LAM_TENSOR": True, "HARD": True}
+
+
 def test_compiled_for_nvidia():
-    """Nothing spills up to 8192 entries; each entry is read once, and none written forward."""
+    """Nothing spills up to 8192 entries; each entry is read once, and twice where two problems are
+    solved for a row; none is written forward."""
     loss = {"OP": MASK, "KIND": 1, "REDUCTION": 0}
     requests = [
         {"name": "value", "arch": 80, "n": 8192, "OP": TWO_SIDED, "E": 2.0},
@@ -247,13 +251,25 @@ def test_compiled_for_nvidia():
         },
         {"name": "value", "arch": 80, "n": 8192, "COMPLETION": 1, **loss, "E": 5.0},
         {"name": "value", "arch": 80, "n": 8192, "COMPLETION": 2, **loss},
-        {"name": "value", "arch": 90, "n": 8192, "COMPLETION": 2, **loss},
+        {"name": "value", "arch": 90, "n": 8192, "COMPLETION": 2, **loss, **TENSORS},
+        {
+            "name": "value",
+            "arch": 90,
+            "n": 8192,
+            "COMPLETION": 2,
+            **loss,
+            **TENSORS,
+            "OP": TWO_SIDED,
+            "E": 2.0,
+        },
+        {"name": "value_backward", "arch": 80, "n": 8192, "COMPLETION": 2, **loss, **TENSORS},
         {"name": "value_backward", "arch": 90, "n": 8192, "COMPLETION": 1, **loss},
         {"name": "value_backward", "arch": 80, "n": 1024, "OP": MAGNITUDE},
     ]
     for request, found in zip(requests, compile_all(requests), strict=True):
         assert found["spills"] == 0, (request, found)
         per_thread = found["block"] * found["rows"] // (32 * found["warps"])
-        assert found["loads"].count(".128") == per_thread // 4, (request, found)
+        tiles = 2 if request.get("COMPLETION") == 2 else 1
+        assert found["loads"].count(".128") == tiles * per_thread // 4, (request, found)
         stored = per_thread // 4 if request["name"] == "value_backward" else 0
         assert found["stores"].count(".128") == stored, (request, found)

@@ -48,7 +48,7 @@ _KERNELS = {
     "lam": lam.lam_kernel,
 }
 _SOLVED = ("backward", "select_backward")  # kernels that are handed a state
-_SOLVING = ("forward", "value", "lam")  # and that have room for it if S is light
+_LIGHT = ("forward", "value", "value_backward", "select", "lam")  # and with room if S is light
 _LONG = {
     "sample": long.sample_kernel,
     "gather": long.gather_kernel,
@@ -101,8 +101,7 @@ def _source(name: str, n: int, dtype: str, constants: dict[str, Any]) -> tuple[A
     computed = "float64" if dtype == "float64" else "float32"
     fixed = asked = _CONSTANTS | constants | {"D": getattr(tl, computed), "T": getattr(tl, dtype)}
     operator = Operator(fixed["OP"], fixed["E"], fixed["DEBIAS"])
-    solves_one = name in _SOLVING and fixed["COMPLETION"] != 2
-    light = name in _SOLVED or (solves_one and is_light(operator))
+    light = name in _SOLVED or (name in _LIGHT and is_light(operator))
     shape = Shape.of(n, operator, getattr(torch, computed), light)
     if name in ("pav", "merge"):
         shape = Shape(1, fixed["LANES"], 1)

@@ -56,8 +56,10 @@ def state_of(x: Tensor, k: Tensor, lam: Tensor, operator: Operator, hard: bool |
             found = SteepRows(s, counted, rest, frac, lam, operator).find()
         else:
             kind = _Curved if operator.op == MAGNITUDE else _Straight
-            rows = kind(s, (s - first) / lam, s, counted, whole, rest, frac, lam, first, operator)
-            found = rows.find(end)
+            more = s, counted, whole, rest, frac, lam, first, operator
+            # The rows that it starts with are not held, nor what is measured from their pivots.
+            rows, u, bracket = kind(s, (s - first).div_(lam), *more).start(end)
+            found = rows.find(u, bracket)
     if hard is not False:
         pivot = s.gather(-1, end)
         at_boundary = State(pivot, (whole - _number(s > pivot)).to(lam.dtype) + frac)
@@ -215,23 +217,26 @@ class _Rows:
 class _Straight(_Rows):
     """With phi' = 1, where u is delta."""
 
-    def find(self, end: Tensor) -> State:
-        """The state, given where a_[ceil k] is; (0, 0) where the signed mask takes less than k."""
+    def start(self, end: Tensor) -> tuple[_Straight, Tensor, _Bracket]:
+        """What ``find`` starts with, given where a_[ceil k] is."""
         lo, hi = self._grid()
         hi = torch.minimum(hi, 1.0 - self.r.gather(-1, end))
         if self.operator.op == SIGN:
             hi = torch.minimum(hi, self.pivot / self.lam)
         lo = lo.clamp(min=self.reg.zero)
-        at, u, bracket = self._moved(_Bracket(lo, torch.maximum(hi, lo)))
+        return self._moved(_Bracket(lo, torch.maximum(hi, lo)))
+
+    def find(self, u: Tensor, bracket: _Bracket) -> State:
+        """The state; (0, 0) where the signed mask takes less than k."""
         if self.operator.exponent == 1.0 and self.operator.op != TWO_SIDED:
-            u = at._linear_search(u, bracket)
+            u = self._linear_search(u, bracket)
         else:
-            u, _ = at._search(u, bracket, self._more(self._passes))
+            u, _ = self._search(u, bracket, self._more(self._passes))
         if self.operator.op != SIGN:
-            return State(at.pivot, u)
-        share = self.reg.response((self.s / self.lam).clamp(max=1.0))
-        pinned = (_sum(share - self.counted) <= self.frac) | (u >= at.pivot / self.lam)
-        return State(at.pivot.masked_fill_(pinned, 0.0), u.masked_fill_(pinned, 0.0))
+            return State(self.pivot, u)
+        share = self.reg.response((self.s / self.lam).clamp_(max=1.0))
+        pinned = (_sum(share - self.counted) <= self.frac) | (u >= self.pivot / self.lam)
+        return State(self.pivot.masked_fill_(pinned, 0.0), u.masked_fill_(pinned, 0.0))
 
     @property
     def _passes(self) -> int:
@@ -269,7 +274,7 @@ class _Straight(_Rows):
         moved, rounding = u * (rounding < 0.01), rounding.clamp(max=0.01)
         at = self.pivot - self.lam * moved
         ends = bracket.lo - moved - rounding, bracket.hi - moved + rounding
-        return replace(self, r=(self.s - at) / self.lam, pivot=at), u - moved, _Bracket(*ends)
+        return replace(self, r=(self.s - at).div_(self.lam), pivot=at), u - moved, _Bracket(*ends)
 
     def _kinks(self, alone: Tensor) -> Tensor:
         return 1.0 - (alone - self.pivot) / self.lam
@@ -284,8 +289,9 @@ class _Straight(_Rows):
         for _ in range(self._more(_LINEAR_PASSES)):
             t = self.r + u
             z = t.clamp(0.0, 1.0)
-            size = _sum(t == z, z.dtype)
-            value = _sum(z - self.counted) - self.frac
+            size = _sum(t.eq_(z))  # in place, as memory is what these passes take
+            value = _sum(z.sub_(self.counted)) - self.frac
+            del t, z
             bracket = bracket.narrowed(u, value <= 0)
             target = torch.addcdiv(u, value, size, value=-1.0)
             within = target == torch.clamp(target, bracket.lo, bracket.hi)
@@ -296,8 +302,8 @@ class _Straight(_Rows):
 class _Curved(_Rows):
     """With x^2/2 as phi, where v = pivot/(1 + u)."""
 
-    def find(self, end: Tensor) -> State:
-        """The state, given where a_[ceil k] is; (0, 0) where the threshold ends at 0."""
+    def start(self, end: Tensor) -> tuple[_Curved, Tensor, _Bracket]:
+        """What ``find`` starts with, given where a_[ceil k] is."""
         t, v = self._whole_alone()
         # For the entry a, u = (pivot - v)/v with v = a - lam t: in these parts it has its digits where
         # lam is tiny beside the pivot too.
@@ -308,9 +314,13 @@ class _Curved(_Rows):
         slack = ((over.abs() + room) / v).clamp(max=self._largest / 8).gather(-1, end)
         hi = (hi + 4.0 * self._eps * slack).clamp(min=0.0)
         bracket = _Bracket(torch.zeros_like(hi), hi)
+        return at, self._start(bracket), bracket
+
+    def find(self, u: Tensor, bracket: _Bracket) -> State:
+        """The state; (0, 0) where the threshold ends at 0."""
         passes = self._more(_CURVED_PASSES + (_MORE_PASSES if self.operator.exponent > 3.0 else 0))
-        u, bracket = at._search(self._start(bracket), bracket, passes)
-        pivot, delta = at._from_nearby(u, bracket)
+        u, bracket = self._search(u, bracket, passes)
+        pivot, delta = self._from_nearby(u, bracket)
         pinned = (_number(self.s > 0) <= self.whole) | (delta >= pivot / self.lam)
         return State(pivot.masked_fill_(pinned, 0.0), delta.masked_fill_(pinned, 0.0))
 

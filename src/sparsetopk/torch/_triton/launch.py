@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._maths.isotonic import PHI_NAMES
-from ..._maths.operator import MASK, SIGN, Operator
+from ..._maths.operator import MAGNITUDE, MASK, SIGN, Operator
 from . import compute_dtype, is_long
 from .backward import backward_kernel
 from .forward import forward_kernel
@@ -54,8 +54,10 @@ def _needs_a_loop(operator: Operator) -> bool:
 
 
 def is_light(operator: Operator) -> bool:
-    """Whether kernels that solve one problem are, but for slots: S takes powers, and no loop."""
-    return operator.op in (MASK, SIGN)
+    """Whether kernels that solve are: S takes powers, and no loop, and what an entry that is
+    selected whole becomes takes a loop of products at most."""
+    by_products = operator.op == MAGNITUDE and operator.exponent.is_integer()
+    return operator.op in (MASK, SIGN) or by_products
 
 
 class Given(NamedTuple):
@@ -229,8 +231,7 @@ def value(
     """The values or losses (m) of rows x (m, n), or their sum or mean; the state; and the factor that
     the mean has."""
     state = meta(x, operator, loss.problems)
-    light = loss.problems == 1 and is_light(operator)
-    settings = _settings(x, k, lam, operator, state, light) | loss.settings(state)
+    settings = _settings(x, k, lam, operator, state, is_light(operator)) | loss.settings(state)
     reduced = loss.reduction != 2
     programs = triton.cdiv(x.shape[0], settings["ROWS"])
     result = x.new_empty(() if reduced else x.shape[0])
@@ -260,7 +261,7 @@ def value_backward(
     dk, dlam = (state.new_empty(len(x) if wanted else 0) for wanted in (in_k, in_lam))
     _run(
         value_backward_kernel,
-        _settings(x, k, lam, operator, state) | loss.settings(state),
+        _settings(x, k, lam, operator, state, is_light(operator)) | loss.settings(state),
         g_ptr=g,
         scale_ptr=scale,
         dx_ptr=dx,
@@ -285,7 +286,7 @@ def select(
     chosen = x.new_empty(slots if straight else (0,), dtype=torch.bool)
     _run(
         select_kernel,
-        _settings(x, k, lam, operator, state),
+        _settings(x, k, lam, operator, state, is_light(operator)),
         value_ptr=values,
         index_ptr=indices,
         chosen_ptr=chosen.view(torch.uint8),

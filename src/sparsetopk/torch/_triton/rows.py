@@ -242,7 +242,8 @@ def output(
             mask = hard_mask(a, pivot, k, frac)
             if OP == MAGNITUDE:
                 mask = tl.where(mask > 0, a * mask, 0.0)
-            y = tl.where(hard[:, None], mask, y)
+            # Of one row y is not held beside its mask.
+            y = mask if a.shape[0] == 1 else tl.where(hard[:, None], mask, y)
     return tl.where((pivot != pivot)[:, None], float("nan"), y)
 
 

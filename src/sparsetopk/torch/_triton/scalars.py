@@ -73,7 +73,8 @@ def least(dtype):
 
 @triton.constexpr_function
 def slope_at_zero(e, dtype):
-    return 0.0 if e > 1.0 else e * (1e-140 if dtype == tl.float64 else 1e-18) ** (e - 1.0)
+    """For e < 1."""
+    return e * (1e-140 if dtype == tl.float64 else 1e-18) ** (e - 1.0)
 
 
 @triton.constexpr_function
@@ -127,6 +128,8 @@ def power_slope(t, y, E: tl.constexpr):
         slope = 2.0 * t
     elif E == 3.0:
         slope = 3.0 * t * t
+    elif E > 1.0:  # what y is made of, but for a product: a division would take more registers
+        slope = tl.minimum(E * power(t, E - 1.0), largest(t.dtype))
     else:
         flat = t < least(t.dtype)
         at_zero = tl.full(t.shape, slope_at_zero(E, t.dtype), t.dtype)
@@ -150,25 +153,24 @@ def one(i):
 
 @triton.jit
 def _lower_root(t, E: tl.constexpr):
-    """y in [0, 1/2] with y^(p-1) - (1-y)^(p-1) = -|t|, where |t| < 1: see TwoSidedPNorm._root."""
+    """y in [0, 1/2] with y^(p-1) - (1-y)^(p-1) = -|t|, where |t| < 1: see TwoSidedPNorm._root; and
+    y^(p-1), which is what is searched for."""
     P: tl.constexpr = 1.0 / E  # p - 1
     c = tl.full(t.shape, raised(0.5, P), t.dtype)
     for i in range(_NEWTON):
         size = tl.minimum(tl.abs(t * one(i)), 1.0)
         root = power(c, E)
         rest = 1.0 - root
-        if P < 1.0:
-            value = c - power(rest, P) + size
-            ratio = power(root / rest, 1.0 - P)
-            c = tl.minimum(tl.maximum(c - value / (1.0 + ratio), 0.0), raised(0.5, P))
+        other = power(rest, P)
+        if P < 1.0:  # the slope 1 + (root/rest)^(2-p) in what is there already, with one division
+            step = (c - other + size) * rest / (rest + power(c, E - 1.0) * other)
+            c = tl.minimum(tl.maximum(c - step, 0.0), raised(0.5, P))
         else:
-            value = c - power(rest, P) - size
             ratio = power(rest / tl.maximum(root, tiny(t.dtype)), P - 1.0)
-            c = tl.minimum(tl.maximum(c - value / (1.0 + ratio), 0.0), 1.0)
+            c = tl.minimum(tl.maximum(c - (c - other - size) / (1.0 + ratio), 0.0), 1.0)
+    c = tl.where(tl.abs(t) >= 1.0, 0.0 if P < 1.0 else 1.0, c)
     y = power(c, E)
-    if P > 1.0:
-        y = 1.0 - y
-    return tl.where(tl.abs(t) >= 1.0, 0.0, y)
+    return y if P < 1.0 else 1.0 - y, c
 
 
 @triton.jit
@@ -195,12 +197,11 @@ def _lower_half(t, E: tl.constexpr):
         y = a * a * a
         slope = 3.0 * a * a * b * b / (a * a + b * b)
     else:
-        y = _lower_root(t, E)
+        y, c = _lower_root(t, E)
         F: tl.constexpr = 1.0 - 1.0 / E  # 2 - p
-        if F > 0.0:  # 0 at 0, but for so little that no gradient has it
-            at = tl.maximum(y, tiny(t.dtype))
-            low = power(at, F)
-            high = power(1.0 - at, F)
+        if F > 0.0:
+            low = power(c, E - 1.0)
+            high = power(1.0 - y, F)
             slope = low * high * E / (low + high)
         else:
             at = tl.maximum(y, least(t.dtype))

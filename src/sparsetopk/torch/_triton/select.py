@@ -1,6 +1,7 @@
 # mypy: ignore-errors
 """The top-k in slots, for rows in registers: x is read once, and the slots are written by the program
-that has solved the row; backward x is read once more, with the cotangents of the slots."""
+that has solved the row, for which it reads long rows again; backward x is read once more, with the
+cotangents of the slots."""
 
 from __future__ import annotations
 
@@ -19,56 +20,105 @@ from .rows import (
     state_at,
     store_numbers,
 )
-from .scalars import MAGNITUDE, is_even, largest
-from .slots import ends_of, hard_slots, rank_of, slots_of
-from .solve import solve
+from .scalars import is_even, largest
+from .slots import ends_of, free_slots, number_of_hard, ranked, slots_of
+from .solve import count_of, solve
+
+_PART = tl.constexpr(2048)  # entries of a long row that are given slots at once
 
 
 @triton.jit
-def _free(
-    a,
-    there,
-    k,
-    frac,
-    lam,
-    pivot,
-    taken,
-    OP: tl.constexpr,
-    STRAIGHT: tl.constexpr,
-    HARD: tl.constexpr,
-):
-    """The rank of what is free to take a slot, and NaN of all else: straight through the hard selection
-    has slots already, and what a hard row leaves is 0, in whatever order."""
-    rank = rank_of(a, k, frac, lam, pivot, OP, HARD and not STRAIGHT)
-    return tl.where(there & ~taken, rank, float("nan"))
+def _size(
+    a, hard, k, frac, lam, pivot, delta, T: tl.constexpr, OP: tl.constexpr, E: tl.constexpr,
+    DEBIAS: tl.constexpr, STRAIGHT: tl.constexpr, RELAXED: tl.constexpr, HARD: tl.constexpr,
+):  # fmt: skip
+    """The output without its sign, for that of hard rows, of which straight through nothing is left:
+    rounded, as ties are those of what is returned."""
+    size = tl.zeros_like(a)
+    if RELAXED:
+        size = relaxed_output(a, k, frac, lam, pivot, delta, OP, E, DEBIAS)
+    if HARD:
+        size = tl.where((lam == 0)[:, None], 0.0 if STRAIGHT else hard, size)
+    size = tl.where((pivot != pivot)[:, None], float("nan"), size)
+    return rounded(size, T).to(a.dtype)
 
 
 @triton.jit
-def _store_values(value_ptr, row, slot, value, x, capacity, OP: tl.constexpr):
-    """To their slots."""
-    if is_even(OP):
-        value = tl.where(x < 0, 0.0 - value, value)
-    to = value_ptr + row.to(tl.int64)[:, None] * capacity
-    tl.store(to + slot, rounded(value, value_ptr.dtype.element_ty), mask=slot >= 0)
-
-
-@triton.jit
-def _store_indices(index_ptr, row, slot, capacity, BLOCK: tl.constexpr):
-    col = tl.zeros_like(slot).to(tl.int64) + tl.arange(0, BLOCK)[None, :]
+def _store_indices(index_ptr, row, slot, start, capacity, BLOCK: tl.constexpr):
+    col = tl.zeros_like(slot).to(tl.int64) + (start + tl.arange(0, BLOCK))[None, :]
     to = index_ptr + row.to(tl.int64)[:, None] * capacity
     tl.store(to + slot, col, mask=slot >= 0)
 
 
 @triton.jit
-def _store_rest(value_ptr, chosen_ptr, row, m, first, bad, capacity, BLOCK: tl.constexpr):
+def _store(value_ptr, index_ptr, row, slot, value, x, start, capacity, OP: tl.constexpr):
+    """Values and indices of entries of the rows, which start there, to their slots."""
+    if is_even(OP):
+        value = tl.where(x < 0, 0.0 - value, value)
+    to = value_ptr + row.to(tl.int64)[:, None] * capacity
+    tl.store(to + slot, rounded(value, value_ptr.dtype.element_ty), mask=slot >= 0)
+    _store_indices(index_ptr, row, slot, start, capacity, x.shape[1])
+
+
+@triton.jit
+def _store_rest(value_ptr, chosen_ptr, row, m, start, first, bad, capacity, BLOCK: tl.constexpr):
     """Straight through: the slots from ``first`` on are not of the hard selection, and worth nothing."""
-    col = tl.arange(0, BLOCK)[None, :]
+    col = (start + tl.arange(0, BLOCK))[None, :]
     at = row.to(tl.int64)[:, None] * capacity + col
     there = (col < capacity) & (row < m)[:, None]
     rest = col >= first[:, None]
     tl.store(chosen_ptr + at, (~rest).to(tl.uint8), mask=there)
     nothing = tl.where(bad[:, None], float("nan"), tl.zeros(rest.shape, tl.float32))
     tl.store(value_ptr + at, nothing.to(value_ptr.dtype.element_ty), mask=there & rest)
+
+
+@triton.jit
+def _fill(
+    to, row, m, start, x, a, there, given, solved, found, capacity, sums, OP: tl.constexpr,
+    E: tl.constexpr, DEBIAS: tl.constexpr, STRAIGHT: tl.constexpr, RELAXED: tl.constexpr,
+    HARD: tl.constexpr,
+):  # fmt: skip
+    """Writes the slots of the entries of rows from ``start`` on; adds up how many slots there are, and
+    what is dropped."""
+    value_ptr, index_ptr, chosen_ptr = to
+    k, frac, lam = given
+    pivot, delta, hard_pivot, hard_over = solved
+    lo, hi, over, first = found
+    of_hard, of_free, dropped = sums
+    T: tl.constexpr = value_ptr.dtype.element_ty
+    rank, slot, hard, of_hard = ranked(
+        a, there, k, frac, lam, hard_pivot, hard_over, of_hard, OP, STRAIGHT, HARD
+    )
+    if STRAIGHT:
+        _store(value_ptr, index_ptr, row, slot, hard, x, start, capacity, OP)
+        _store_rest(
+            value_ptr, chosen_ptr, row, m, start, first, pivot != pivot, capacity, x.shape[1]
+        )
+    size = _size(a, hard, k, frac, lam, pivot, delta, T, OP, E, DEBIAS, STRAIGHT, RELAXED, HARD)
+    slot, of_free = free_slots(rank, lo, hi, over, capacity - first, first, of_free)
+    dropped += tl.sum(tl.where((slot >= 0) | (rank != rank), 0.0, size), 1)
+    if STRAIGHT:
+        _store_indices(index_ptr, row, slot, start, capacity, x.shape[1])
+    else:
+        _store(value_ptr, index_ptr, row, slot, size, x, start, capacity, OP)
+    return of_hard, of_free, dropped
+
+
+@triton.jit
+def _fill_again(
+    x_ptr, to, row, m, n, start, given, solved, found, capacity, sums, OP: tl.constexpr,
+    E: tl.constexpr, DEBIAS: tl.constexpr, STRAIGHT: tl.constexpr, RELAXED: tl.constexpr,
+    HARD: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """The same of some entries, which are read again: so they are not held in registers beside all that
+    becomes of them."""
+    col = (start + tl.arange(0, _PART))[None, :]
+    there = (row < m)[:, None] & (col < n)
+    x, a = read(x_ptr, row.to(tl.int64)[:, None] * n + col, there, OP, D)
+    return _fill(
+        to, row, m, start, x, a, there, given, solved, found, capacity, sums, OP, E, DEBIAS, STRAIGHT,
+        RELAXED, HARD,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["m", "k_bits", "lam_bits", "capacity"])
@@ -90,41 +140,40 @@ def select_kernel(
     if STRAIGHT:  # each of the hard selection must have a slot
         invalid = invalid | (k.to(D) + frac > capacity)
     pivot, delta, passes = solve(a, k, frac, lam, invalid, n, OP, E, RELAXED, HARD)
+    hard_pivot = pivot
+    if STRAIGHT:
+        hard_pivot, _, passes = solve(a, k, frac, 0.0 * lam, invalid, n, OP, E, False, True)
+        store_numbers(ends_ptr, row, m, 2, 3, hard_pivot)
     row, _, there = places(m, n, ROWS, BLOCK, passes)
     store_numbers(state_ptr, row, m, 0, 2, pivot)
     store_numbers(state_ptr, row, m, 1, 2, delta)
-    first = 0 * k
-    if STRAIGHT:  # the hard selection is written at once, so that it is not held in registers
-        hard_pivot, _, _ = solve(a, k, frac, 0.0 * lam, invalid, n, OP, E, False, True)
-        store_numbers(ends_ptr, row, m, 2, 3, hard_pivot)
-        slot, first, mask = hard_slots(a, hard_pivot, k, frac)
-        value = a * mask if OP == MAGNITUDE else mask
-        rank = _free(a, there, k, frac, lam, pivot, slot >= 0, OP, STRAIGHT, HARD)
-        _store_values(value_ptr, row, slot, value, x, capacity, OP)
-        _store_indices(index_ptr, row, slot, capacity, BLOCK)
-        row, _, there = places(m, n, ROWS, BLOCK, tl.max(first, 0))
-    else:
-        rank = _free(a, there, k, frac, lam, pivot, there & False, OP, STRAIGHT, HARD)
-    size = tl.zeros_like(a)
-    if not STRAIGHT:
-        size = output(a, k, frac, lam, pivot, delta, OP, E, DEBIAS, RELAXED, HARD)
-    elif RELAXED:  # of what is free alone
-        size = relaxed_output(rank, k, frac, lam, pivot, delta, OP, E, DEBIAS)
-        if HARD:
-            size = tl.where((lam > 0)[:, None], size, 0.0)
-    size = rounded(size, value_ptr.dtype.element_ty).to(D)  # ties are those of what is returned
+    hard_over = count_of(a > hard_pivot[:, None])
+    rank, _, hard, seen = ranked(
+        a, there, k, frac, lam, hard_pivot, hard_over, 0 * k, OP, STRAIGHT, HARD
+    )
+    first = number_of_hard(k, frac, hard_over, seen) if STRAIGHT else 0 * k
+    T: tl.constexpr = value_ptr.dtype.element_ty
+    size = _size(rank, hard, k, frac, lam, pivot, delta, T, OP, E, DEBIAS, STRAIGHT, RELAXED, HARD)
     lo, hi = ends_of(rank, size, capacity - first)
-    slot = slots_of(rank, lo, hi, capacity - first, first)
-    dropped = tl.sum(tl.where((slot >= 0) | (rank != rank), 0.0, size), 1)
-    if STRAIGHT:
-        _store_rest(value_ptr, chosen_ptr, row, m, first, pivot != pivot, capacity, BLOCK)
-    else:
-        _store_values(value_ptr, row, slot, size, x, capacity, OP)
-    _store_indices(index_ptr, row, slot, capacity, BLOCK)
-    dropped = tl.where(pivot == pivot, dropped, float("nan"))
-    tl.store(dropped_ptr + row, rounded(dropped, dropped_ptr.dtype.element_ty), mask=row < m)
     store_numbers(ends_ptr, row, m, 0, 3, lo)
     store_numbers(ends_ptr, row, m, 1, 3, hi)
+    to, given = (value_ptr, index_ptr, chosen_ptr), (k, frac, lam)
+    solved = pivot, delta, hard_pivot, hard_over
+    found = lo, hi, count_of(rank > hi[:, None]), first
+    sums = 0 * k, 0 * k, 0.0 * lam
+    if BLOCK <= _PART:
+        sums = _fill(
+            to, row, m, 0, x, a, there, given, solved, found, capacity, sums, OP, E, DEBIAS, STRAIGHT,
+            RELAXED, HARD,
+        )  # fmt: skip
+    else:
+        for start in range(0, n, _PART):
+            sums = _fill_again(
+                x_ptr, to, row, m, n, start, given, solved, found, capacity, sums, OP, E, DEBIAS,
+                STRAIGHT, RELAXED, HARD, D,
+            )  # fmt: skip
+    dropped = tl.where(pivot == pivot, sums[2], float("nan"))
+    tl.store(dropped_ptr + row, rounded(dropped, dropped_ptr.dtype.element_ty), mask=row < m)
 
 
 @triton.jit(do_not_specialize=["m", "k_bits", "lam_bits", "capacity"])
@@ -147,13 +196,15 @@ def select_backward_kernel(
     ends = ends_ptr + 3 * row.to(tl.int64)
     lo = tl.load(ends, mask=row < m, other=0.0)
     hi = tl.load(ends + 1, mask=row < m, other=0.0)
-    hard = tl.full(x.shape, -1, tl.int32)
-    first = 0 * k
+    hard_pivot = tl.load(ends + 2, mask=row < m, other=0.0) if STRAIGHT else pivot
+    hard_over = count_of(a > hard_pivot[:, None])
+    rank, hard, _, seen = ranked(
+        a, there, k, frac, lam, hard_pivot, hard_over, 0 * k, OP, STRAIGHT, HARD
+    )
+    first = number_of_hard(k, frac, hard_over, seen) if STRAIGHT else 0 * k
+    slot = slots_of(rank, lo, hi, capacity - first, first)
     if STRAIGHT:
-        hard_pivot = tl.load(ends + 2, mask=row < m, other=0.0)
-        hard, first, _ = hard_slots(a, hard_pivot, k, frac)
-    rank = _free(a, there, k, frac, lam, pivot, hard >= 0, OP, STRAIGHT, HARD)
-    slot = tl.maximum(slots_of(rank, lo, hi, capacity - first, first), hard)
+        slot = tl.maximum(slot, hard)
     g = tl.zeros_like(x)
     if IN_SLOTS:
         base = g_ptr + row.to(tl.int64)[:, None] * capacity
@@ -188,4 +239,4 @@ def slots_kernel(
     room = capacity + tl.zeros_like(row)
     lo, hi = ends_of(rank, size, room)
     slot = slots_of(rank, lo, hi, room, 0 * room)
-    _store_indices(index_ptr, row, slot, capacity, BLOCK)
+    _store_indices(index_ptr, row, slot, 0, capacity, BLOCK)

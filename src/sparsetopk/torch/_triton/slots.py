@@ -10,21 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rows import hard_mask
 from .scalars import MAGNITUDE
 from .solve import any_of, count_of, nth
-
-
-@triton.jit
-def rank_of(a, k, frac, lam, pivot, OP: tl.constexpr, HARD: tl.constexpr):
-    """x or |x| or, in a hard row, whose ties are broken, the output; NaN is below all numbers."""
-    rank = a
-    if HARD:
-        mask = hard_mask(a, pivot, k, frac)
-        if OP == MAGNITUDE:
-            mask = tl.where(mask > 0, a * mask, 0.0)
-        rank = tl.where((lam == 0)[:, None], mask, a)
-    return tl.where(rank == rank, rank, float("-inf"))
 
 
 @triton.jit
@@ -44,34 +31,77 @@ def ends_of(rank, size, room):
 
 
 @triton.jit
-def _in_order(over, tied, share, first):
-    """The slots, from ``first`` on, of the entries that are over and of so many that are tied, in the
-    order of the row, and -1 of the others; how many slots these are, and how many ties are before an
-    entry. Two counts are in one sum: a row has fewer than 2^16 entries."""
+def in_order(over, tied, left, seen):
+    """The slots of the entries that are over and of so many that are tied, in the order of the row, and
+    -1 of the others; how many ties are before an entry; and how many there are of both up to here, given
+    how many came before: two counts in one number, as a row has fewer than 2^16 entries."""
     own = tl.where(over, 65536, tied.to(tl.int32))
-    total = tl.sum(own, 1)
-    before = tl.cumsum(own, 1) - own
+    before = seen[:, None] + tl.cumsum(own, 1) - own
     ties = before & 65535
-    left = tl.maximum(share - (total >> 16), 0)
-    slot = (before >> 16) + tl.minimum(ties, left[:, None]) + first[:, None]
+    slot = (before >> 16) + tl.minimum(ties, left[:, None])
     slot = tl.where(over | (tied & (ties < left[:, None])), slot, -1)
-    return slot, (total >> 16) + tl.minimum(total & 65535, left), ties
+    return slot, ties, seen + tl.sum(own, 1)
+
+
+@triton.jit
+def free_slots(rank, lo, hi, over, room, first, seen):
+    """The slots, from ``first`` on, of the free entries with the largest sizes, for what ``ends_of``
+    found and the number of entries above hi; and ``seen`` as ``in_order`` has it."""
+    above = rank > hi[:, None]
+    tied = (rank >= lo[:, None]) & ~above
+    slot, _, seen = in_order(above, tied, tl.maximum(room - over, 0), seen)
+    return tl.where(slot >= 0, slot + first[:, None], -1), seen
 
 
 @triton.jit
 def slots_of(rank, lo, hi, room, first):
-    """The slots of the free entries with the largest sizes, for what ``ends_of`` found."""
-    over = rank > hi[:, None]
-    slot, _, _ = _in_order(over, (rank >= lo[:, None]) & ~over, room, first)
+    """``free_slots`` of whole rows."""
+    slot, _ = free_slots(rank, lo, hi, count_of(rank > hi[:, None]), room, first, 0 * first)
     return slot
 
 
 @triton.jit
-def hard_slots(a, pivot, k, frac):
-    """The slots of the hard selection, how many they are, and its mask."""
-    over = a > pivot[:, None]
+def left_for_ties(k, frac, over):
+    """How many of the ties the hard selection has, if there are so many."""
+    return tl.maximum(k + (frac > 0).to(tl.int32) - over, 0)
+
+
+@triton.jit
+def number_of_hard(k, frac, over, seen):
+    """How many slots the hard selection has, for ``seen`` after a whole row."""
+    return over + tl.minimum(seen & 65535, left_for_ties(k, frac, over))
+
+
+@triton.jit
+def hard_slots(a, pivot, k, frac, over, seen):
+    """The slots of the hard selection and its mask, given how many entries of the row are above the
+    pivot; and ``seen`` as ``in_order`` has it."""
+    above = a > pivot[:, None]
     tied = (a == pivot[:, None]) & (a > float("-inf"))
-    slot, number, ties = _in_order(over, tied, k + (frac > 0).to(tl.int32), 0 * k)
-    left = (k - count_of(over))[:, None] - ties
-    share = tl.minimum(left.to(a.dtype) + frac[:, None], 1.0)
-    return slot, number, tl.where(over, 1.0, share)
+    slot, ties, seen = in_order(above, tied, left_for_ties(k, frac, over), seen)
+    share = ((k - over)[:, None] - ties).to(a.dtype) + frac[:, None]
+    mask = tl.where(above, 1.0, tl.minimum(share, 1.0))
+    return slot, tl.where(slot >= 0, mask, 0.0), seen
+
+
+@triton.jit
+def ranked(
+    a, there, k, frac, lam, pivot, over, seen, OP: tl.constexpr, STRAIGHT: tl.constexpr,
+    HARD: tl.constexpr,
+):  # fmt: skip
+    """The rank of what is free to take a slot, x or |x| or, in a hard row, whose ties are broken, the
+    output; and NaN of all else, that is below all numbers: straight through the hard selection has slots
+    already. Then these slots, the hard output, and ``seen``, for what ``hard_slots`` takes."""
+    rank = a
+    slot = tl.full(a.shape, -1, tl.int32)
+    value = a
+    if STRAIGHT or HARD:
+        slot, value, seen = hard_slots(a, pivot, k, frac, over, seen)
+        if OP == MAGNITUDE:
+            value = tl.where(value > 0, a * value, 0.0)
+        if STRAIGHT:
+            there = there & (slot < 0)
+        else:
+            rank = tl.where((lam == 0)[:, None], value, a)
+    rank = tl.where(rank == rank, rank, float("-inf"))
+    return tl.where(there, rank, float("nan")), slot, value, seen

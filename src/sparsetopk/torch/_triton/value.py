@@ -2,8 +2,9 @@
 """The value f(x, 1_k) of every row, and the Fenchel-Young losses of the masks, for rows in registers.
 
 Forward x is read once and nothing of its size written; backward x is read once more, and the gradient
-written. ``_maths/value.py`` has the formulas. A row of a loss is f(x) - <x, t> + R(t') with weights t of
-the classes, in which "spread" fills t up; "best" subtracts the best value that has y = 1 at the labels.
+written; where two problems are solved for a row, x is read for each. ``_maths/value.py`` has the
+formulas. A row of a loss is f(x) - <x, t> + R(t') with weights t of the classes, in which "spread" fills
+t up; "best" subtracts the best value that has y = 1 at the labels.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rows import arguments, hard_mask, has_bad_entry, lone, output, places, read, split_entries
+from .rows import arguments, has_bad_entry, lone, output, places, read, split_entries
 from .scalars import MAGNITUDE, TWO_SIDED, is_even, largest, power, respond
 from .solve import count_of, solve
 
@@ -58,32 +59,54 @@ def _terms(a, y, d, t, v, inside, above, lam, OP: tl.constexpr, E: tl.constexpr)
 
 
 @triton.jit
-def _value(
+def _of_row(
     a, k, frac, lam, pivot, delta, OP: tl.constexpr, E: tl.constexpr, RELAXED: tl.constexpr,
     HARD: tl.constexpr,
 ):  # fmt: skip
-    """Terms of the entries and one more term of the row, which sum to f; which entries are above."""
-    terms = tl.zeros_like(a)
+    """What f has for a row beside the terms of its entries; which entries are above the threshold."""
     of_row = 0.0 * lam
-    whole = terms > 0
+    whole = a != a
+    finite = tl.abs(pivot) < float("inf")
+    if RELAXED:
+        _, _, _, _, above, _ = split_entries(a, pivot, delta, lam, OP, E)
+        whole = _whole(a, above, lam, pivot)
+        v = tl.where(finite, pivot - lam * delta, 0.0)
+        left = (k - count_of(above)).to(a.dtype) + frac
+        of_row = tl.where(finite & (lam > 0), left * _phi(v, OP), 0.0)
+    if HARD:  # what is equal to the pivot has delta of k, all together
+        of_ties = delta * _phi(tl.where(finite, pivot, 0.0), OP)
+        of_row = tl.where(lam == 0, of_ties, of_row)
+    selects = (k > 0) | (frac > 0)
+    infinite = (count_of(a == float("inf")) > 0) & selects
+    return tl.where(infinite, float("inf"), of_row), whole
+
+
+@triton.jit
+def _whole(a, above, lam, pivot):
+    """The entries above the threshold, where lam > 0: also where every candidate is."""
+    everything = (pivot == float("-inf")) & (lam > 0)
+    return above | (everything[:, None] & (a > float("-inf")))
+
+
+@triton.jit
+def _of_entries(
+    a, lam, pivot, delta, OP: tl.constexpr, E: tl.constexpr, RELAXED: tl.constexpr,
+    HARD: tl.constexpr,
+):  # fmt: skip
+    """The terms of the entries, which with that of the row sum to f."""
+    terms = tl.zeros_like(a)
     if RELAXED:
         used = tl.where(lam > 0, lam, 1.0)
         d = lone(a, used, False, OP, E)
         t, y, _, inside, above, _ = split_entries(a, pivot, delta, lam, OP, E)
-        whole = above | (((pivot == float("-inf")) & (lam > 0))[:, None] & (a > float("-inf")))
-        soft = tl.abs(pivot) < float("inf")
-        v = tl.where(soft, pivot, 0.0) - used * tl.where(soft, delta, 0.0)
-        left = (k - count_of(above)).to(a.dtype) + frac
-        terms = _terms(a, y, d, t, v, inside, whole, used, OP, E)
-        of_row = tl.where(soft & (lam > 0), left * _phi(v, OP), 0.0)
+        finite = tl.abs(pivot) < float("inf")
+        v = tl.where(finite, pivot, 0.0) - used * tl.where(finite, delta, 0.0)
+        terms = _terms(a, y, d, t, v, inside, _whole(a, above, lam, pivot), used, OP, E)
     if HARD:
-        mask = hard_mask(a, pivot, k, frac)
-        taken = mask * _phi(tl.where((mask > 0) & (a < float("inf")), a, 0.0), OP)
+        over = (a > pivot[:, None]) & (a < float("inf"))
+        taken = _phi(tl.where(over, a, 0.0), OP)
         terms = tl.where((lam == 0)[:, None], taken, terms)
-    selects = (k > 0) | (frac > 0)
-    infinite = (count_of(a == float("inf")) > 0) & selects
-    of_row = tl.where(infinite, float("inf"), of_row)
-    return terms, of_row, whole
+    return terms
 
 
 @triton.jit
@@ -151,6 +174,47 @@ def _at(state_ptr, row, i: tl.constexpr, m, COMPLETION: tl.constexpr):
     return state_ptr + row.to(tl.int64) * (4 if COMPLETION == BEST else 2) + i
 
 
+@triton.jit
+def _solve_rest(
+    state_ptr, row, m, n, a, t, whole, k, frac, lam, invalid, solved, OP: tl.constexpr,
+    E: tl.constexpr, RELAXED: tl.constexpr, HARD: tl.constexpr,
+):  # fmt: skip
+    """The state of rows without their labels, and ``_of_row`` of these; how many passes it took."""
+    # Where all labels are selected whole it is the same problem, and the loss exactly 0.
+    same = count_of((t > 0) & ~whole) == 0
+    rest, k, frac = _others(a, t, k, frac, solved[0])
+    pivot, delta, passes = solve(rest, k, frac, lam, invalid | same, n, OP, E, RELAXED, HARD)
+    pivot = tl.where(same, solved[0], pivot)
+    delta = tl.where(same, solved[1], delta)
+    tl.store(_at(state_ptr, row, 2, m, BEST), pivot, mask=row < m)
+    tl.store(_at(state_ptr, row, 3, m, BEST), delta, mask=row < m)
+    of_row, _ = _of_row(rest, k, frac, lam, pivot, delta, OP, E, RELAXED, HARD)
+    return (pivot, delta), of_row, passes
+
+
+@triton.jit
+def _of_both(
+    a, t, lam, solved, of_rest, OP: tl.constexpr, E: tl.constexpr, RELAXED: tl.constexpr,
+    HARD: tl.constexpr,
+):  # fmt: skip
+    """The terms of rows less those of what their labels leave, and of the labels."""
+    P: tl.constexpr = 1.0 + 1.0 / E
+    rest = tl.where(t > 0, float("-inf"), a)
+    terms = _of_entries(rest, lam, of_rest[0], of_rest[1], OP, E, RELAXED, HARD)
+    terms = tl.where(t > 0, a - lam[:, None] * (1.0 / P), terms)
+    return _of_entries(a, lam, solved[0], solved[1], OP, E, RELAXED, HARD) - terms
+
+
+@triton.jit
+def _store_value(value_ptr, part_ptr, row, m, value, weight, REDUCTION: tl.constexpr):
+    if REDUCTION == NONE:
+        tl.store(value_ptr + row, value.to(value_ptr.dtype.element_ty), mask=row < m)
+    else:
+        part = part_ptr + 2 * tl.program_id(0)
+        tl.store(part, tl.sum(tl.where(row < m, value, 0.0), 0))
+        tl.store(part + 1, tl.sum(weight, 0))
+
+
 @triton.jit(do_not_specialize=["m", "k_bits", "lam_bits", "ignored", "smoothing_bits"])
 def value_kernel(
     x_ptr, k_ptr, lam_ptr, t_ptr, weight_ptr, value_ptr, part_ptr, state_ptr, m, n, k_stride,
@@ -170,46 +234,41 @@ def value_kernel(
     invalid = has_bad_entry(x, there, OP) | ~valid
     if KIND == LABELS:
         invalid = invalid | _is_no_class(t_ptr, row, m, n, ignored)
+    weight = 0.0 * lam
     pivot, delta, _ = solve(a, k, frac, lam, invalid, n, OP, E, RELAXED, HARD)
     tl.store(_at(state_ptr, row, 0, m, COMPLETION), pivot, mask=row < m)
     tl.store(_at(state_ptr, row, 1, m, COMPLETION), delta, mask=row < m)
-    terms, of_row, whole = _value(a, k, frac, lam, pivot, delta, OP, E, RELAXED, HARD)
     # Only now, as the solver needs the registers.
     if KIND != NO_TARGETS:
         t, weight = _targets(
             t_ptr, weight_ptr, row, at, there, x, m, n, k, frac, ignored, smoothing_bits, KIND,
             COMPLETION, SMOOTHED, WEIGHTED, BLOCK,
         )  # fmt: skip
+    of_row, whole = _of_row(a, k, frac, lam, pivot, delta, OP, E, RELAXED, HARD)
     if COMPLETION == BEST:
-        # Where all labels are selected whole it is the same problem, and the loss exactly 0.
-        same = count_of((t > 0) & ~whole) == 0
-        rest, k_rest, frac_rest = _others(a, t, k, frac, pivot)
-        pivot_rest, delta_rest, _ = solve(
-            rest, k_rest, frac_rest, lam, invalid | same, n, OP, E, RELAXED, HARD
-        )
-        pivot_rest = tl.where(same, pivot, pivot_rest)
-        delta_rest = tl.where(same, delta, delta_rest)
-        tl.store(_at(state_ptr, row, 2, m, COMPLETION), pivot_rest, mask=row < m)
-        tl.store(_at(state_ptr, row, 3, m, COMPLETION), delta_rest, mask=row < m)
-        of_rest, of_row_rest, _ = _value(
-            rest, k_rest, frac_rest, lam, pivot_rest, delta_rest, OP, E, RELAXED, HARD
-        )
-        P: tl.constexpr = 1.0 + 1.0 / E
-        terms -= tl.where(t > 0, a - lam[:, None] * (1.0 / P), of_rest)
+        solved, of_row_rest, passes = _solve_rest(
+            state_ptr, row, m, n, a, t, whole, k, frac, lam, invalid, (pivot, delta), OP, E, RELAXED,
+            HARD,
+        )  # fmt: skip
         of_row -= of_row_rest
-    elif KIND != NO_TARGETS:
-        terms -= tl.where(t == 0, 0.0, x * t)
+        # The second solver needs the registers of x, which is read again, as is t.
+        row, at, there = places(m, n, ROWS, BLOCK, passes)
+        x, a = read(x_ptr, at, there, OP, D)
+        t, weight = _targets(
+            t_ptr, weight_ptr, row, at, there, x, m, n, k, frac, ignored, smoothing_bits, KIND,
+            COMPLETION, SMOOTHED, WEIGHTED, BLOCK,
+        )  # fmt: skip
+        terms = _of_both(a, t, lam, (pivot, delta), solved, OP, E, RELAXED, HARD)
+    else:
+        terms = _of_entries(a, lam, pivot, delta, OP, E, RELAXED, HARD)
+        if KIND != NO_TARGETS:
+            terms -= tl.where(t == 0, 0.0, x * t)
         if COMPLETION == SPREAD:
             terms += tl.where(there & (x > float("-inf")), lam[:, None] * _penalty(t, OP, E), 0.0)
     value = tl.where(invalid, float("nan"), tl.sum(terms, 1) + of_row)
     if KIND != NO_TARGETS:
         value = tl.where(weight == 0, 0.0, value * weight)
-    if REDUCTION == NONE:
-        tl.store(value_ptr + row, value.to(value_ptr.dtype.element_ty), mask=row < m)
-    else:
-        part = part_ptr + 2 * tl.program_id(0)
-        tl.store(part, tl.sum(tl.where(row < m, value, 0.0), 0))
-        tl.store(part + 1, tl.sum(weight, 0))
+    _store_value(value_ptr, part_ptr, row, m, value, weight, REDUCTION)
 
 
 @triton.jit
@@ -268,6 +327,9 @@ def value_backward_kernel(
         tl.store(dlam_ptr + row, r, mask=row < m)
     if is_even(OP):
         y = tl.where(x < 0, 0.0 - y, y)
+    if COMPLETION == BEST:  # only y is held, and x read again
+        row, at, there = places(m, n, ROWS, BLOCK, tl.max(count_of(y > 0), 0))
+        x, a = read(x_ptr, at, there, OP, D)
     if KIND != NO_TARGETS:
         t, weight = _targets(
             t_ptr, weight_ptr, row, at, there, x, m, n, k, frac, ignored, smoothing_bits, KIND,
