@@ -41,13 +41,15 @@ test-all: test test-slow sanitize-short ## run all tests
 test-thorough: $(VENV)/dev ## test the library with new draws, and many more
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist worksteal
 
+FOR_TESTS := pytest pytest-xdist hypothesis scipy flatbuffers
+
 test-oldest: CONSTRAINTS := --constraint constraints-oldest.txt
 test-newest: CONSTRAINTS :=
 test-oldest: ## test the library with the oldest frameworks, in an environment of its own (gigabytes)
 test-newest: ## test it with the newest
 test-oldest test-newest: test-%:
 	$(PYTHON) -m venv build/$*
-	build/$*/bin/python -m pip install --quiet $(CONSTRAINTS) --upgrade '.[jax,torch]' pytest pytest-xdist hypothesis scipy
+	build/$*/bin/python -m pip install --quiet $(CONSTRAINTS) --upgrade '.[jax,torch]' $(FOR_TESTS)
 	build/$*/bin/sparsetopk info
 	build/$*/bin/python -m pytest -m 'not slow' -n $(WORKERS) --dist worksteal
 
@@ -56,7 +58,7 @@ TABLE := operators derivatives conventions values selection smoothness errors
 
 test-pure: ## test the operators of all front-ends without the compiled core, as installed where none is built
 	$(PYTHON) -m venv build/pure
-	build/pure/$(SCRIPTS)/python -m pip install --quiet --constraint constraints.txt $(PURE) '.[jax,torch]' pytest pytest-xdist hypothesis scipy
+	build/pure/$(SCRIPTS)/python -m pip install --quiet --constraint constraints.txt $(PURE) '.[jax,torch]' $(FOR_TESTS)
 	build/pure/$(SCRIPTS)/python -m pytest -m 'not slow' -n $(WORKERS) --dist worksteal $(TABLE:%=tests/test_%.py)
 
 mutate: $(VENV)/dev $(VENV)/build ## break the maths and the kernels in 27 ways, and see that the tests notice (some minutes)

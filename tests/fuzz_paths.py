@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -220,8 +221,9 @@ def by_graph(kind: str, p: float, dtype: str, rows: Rows) -> Found:
     """Dynamo limits how often it compiles a function: here one has all settings of an operator."""
     import torch
 
-    many = {"recompile_limit": 1 << 12, "accumulated_recompile_limit": 1 << 12}
-    with torch._dynamo.config.patch(many):
+    config = torch._dynamo.config
+    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+    with config.patch({limit: 1 << 12, f"accumulated_{limit}": 1 << 12}):
         return _torch(kind, p, dtype, rows, _graph(kind, p), forward=False)
 
 
@@ -381,6 +383,19 @@ PATHS: dict[str, dict[str, Path]] = {
         "Pallas for TPUs": Path(by_pallas_on_tpu, ("float32", "bfloat16"), few=True, narrow=True),
     },
 }
+
+
+def _has_triton() -> bool:
+    """Whether there is one that the kernels are written for."""
+    try:
+        version = metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return False
+    return tuple(map(int, version.split(".")[:2])) >= (3, 5)
+
+
+if not _has_triton():
+    PATHS["torch"] = {name: path for name, path in PATHS["torch"].items() if "triton" not in name}
 
 
 def _one_level() -> None:

@@ -18,7 +18,10 @@ HERE = Path(__file__).parent
 
 @pytest.mark.parametrize("path", sorted(FOUND.glob("*.json")), ids=lambda path: path.stem)
 def test_what_was_found(path):
-    failure, _, _ = check(read(path))
+    task = read(path)
+    if task.path not in PATHS[task.frontend]:
+        pytest.skip(f"there is no {task.frontend} {task.path} here")
+    failure, _, _ = check(task)
     assert failure is None, str(failure)
 
 

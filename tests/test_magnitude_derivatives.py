@@ -213,6 +213,8 @@ def test_entries_that_tie_and_are_whole_stand_alone(way, kind):
     """They are no block because rounding leaves the threshold at the edge of where they are whole."""
     frontend, path = way.split(maxsplit=1)
     pytest.importorskip(frontend)
+    if path not in PATHS[frontend]:
+        pytest.skip(f"there is no {way} here")
     many = 8 if way in SLOW_PATHS else 64
     rows, selected = rows_with_ties(many)
     found = PATHS[frontend][path].run(kind, 2.0, "float32", rows).answer
