@@ -135,3 +135,30 @@ def test_a_bad_label_makes_its_row_nan(completion):
 def test_errors_name_the_argument(st, options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         st.topk_loss(X, LABELS, 3, **options)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("completion", [None, "spread", "best"])
+def test_where_all_rows_are_ignored_the_mean_is_nan_and_nothing_has_a_gradient(
+    completion, weighted
+):
+    """As in ``cross_entropy``; one such batch must not end a training."""
+    x, t = X[:5], np.full(5, -100)
+    weight = WEIGHT if weighted else None
+    options = {"k": 3, "completion": completion}
+    assert np.isnan(sparsetopk.topk_loss(x, t, weight=weight, **options))
+    assert not sparsetopk.topk_loss_vjp(x, t, weight=weight, **options).any()
+    loss, slope = jax.value_and_grad(
+        lambda x: sj.topk_loss(
+            x, t, weight=None if weight is None else jnp.asarray(weight), **options
+        )
+    )(jnp.asarray(x))
+    assert jnp.isnan(loss)
+    assert not slope.any()
+    options |= {"weight": torch.from_numpy(weight) if weighted else None}
+    for numbers in ({}, {"lam": torch.tensor(0.3, dtype=torch.float64, requires_grad=True)}):
+        at = torch.from_numpy(x).requires_grad_()
+        lost = stt.topk_loss(at, torch.from_numpy(t), **options, **numbers)
+        assert lost.isnan()
+        lost.backward()
+        assert not at.grad.any()

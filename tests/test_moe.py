@@ -614,3 +614,9 @@ def test_dropless_token_choice(lam):
 def test_experts_that_choose_are_not_causal():
     with pytest.raises(ValueError, match=r"causal must be False.*TokenChoice"):
         ExpertChoice(2, causal=True)
+
+
+@pytest.mark.parametrize("factor", [-1.0, 0.0, float("nan")])
+def test_a_capacity_factor_must_be_positive(factor):
+    with pytest.raises(ValueError, match="capacity_factor must be positive, got"):
+        ExpertChoice(capacity_factor=factor)

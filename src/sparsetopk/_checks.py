@@ -194,9 +194,9 @@ def check_solver(
         raise ValueError(f"solver must be 'threshold' when two_sided=True, got {solver!r}")
     if solver == "dykstra" and operator.exponent != 1.0:
         p = 1.0 + 1.0 / operator.exponent
-        raise ValueError(f"p must be 2 for solver 'dykstra', got {p:g}; 'bca' takes any p")
+        raise ValueError(f"p must be 2 for solver 'dykstra', got {p:g}; 'pav' takes any p")
     if solver == "dykstra" and operator.op == EXP:
-        raise ValueError("phi must not be 'exp' for solver 'dykstra'; 'bca' takes any phi")
+        raise ValueError("phi must not be 'exp' for solver 'dykstra'; 'pav' takes any phi")
     return options
 
 

@@ -122,7 +122,10 @@ def _report(arguments: argparse.Namespace) -> None:
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
     if not 1 <= value <= _MOST:
         raise argparse.ArgumentTypeError(f"must be from 1 to {_MOST}, got {value}")
     return value

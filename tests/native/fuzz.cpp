@@ -34,6 +34,7 @@
 #include "pieces.hpp"
 #include "selection.hpp"
 #include "targets.hpp"
+#include "widened.hpp"
 
 #ifdef SPARSETOPK_X86
 #include <immintrin.h>
@@ -350,9 +351,9 @@ void fuzz_rows(const char* dtype, const Setting& setting, const char* content, s
   problem.threads = 4;
   check_same(result, run(problem, g, forward, backward), "four threads differ from one");
   for (const Level& level : levels()) {
-    const auto with_forward = [&](const Problem& p, void* y) { level.kernels.forward(p, 0, rows, y); };
+    const auto with_forward = [&](const Problem& p, void* y) { forward_in(level.kernels, p, 0, rows, y); };
     const auto with_backward = [&](const Problem& p, const void* dy, void* dx, double* dk, double* dlam) {
-      level.kernels.backward(p, 0, rows, dy, dx, dk, dlam);
+      backward_in(level.kernels, p, 0, rows, dy, dx, dk, dlam);
     };
     check_same(result, run(problem, g, with_forward, with_backward), level.name);
   }
@@ -387,7 +388,7 @@ void fuzz_loss(const char* dtype, const Setting& setting, const char* content, s
   begin_call("loss of %s of %s, %s, n = %zu, %s", setting.name, dtype, content, n, kTargets[kind]);
   loss(problem, targets, residual.data(), value.data());
   for (const Level& level : levels()) {
-    level.kernels.loss(problem, 0, rows, targets, same.data(), again.data());
+    loss_in(level.kernels, problem, 0, rows, targets, same.data(), again.data());
     check(same_bits(residual, same) && same_bits(value, again), level.name);
   }
   forward(problem, y.data());

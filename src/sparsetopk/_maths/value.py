@@ -95,7 +95,8 @@ def row_weights(xp: Any, t: Array, weight: Array) -> Array:
 
 
 def reduced(xp: Any, values: Array, weights: Array | None, count: int, reduction: str) -> Array:
-    """The losses of ``count`` rows put together; rows with weight 0 do not count."""
+    """The losses of ``count`` rows put together; rows with weight 0 do not count. The mean of no rows is
+    NaN, and they have no gradient: it is divided by no 0."""
     if weights is not None:
         values = xp.where(weights == 0, 0.0, values * weights)
     if reduction == "none":
@@ -103,7 +104,10 @@ def reduced(xp: Any, values: Array, weights: Array | None, count: int, reduction
     total = values.sum()
     if reduction == "sum":
         return total
-    return total / (count if weights is None else weights.sum())
+    if weights is None:
+        return total / count
+    weight = weights.sum()
+    return xp.where(weight == 0, xp.nan, total / xp.where(weight == 0, 1.0, weight))
 
 
 def filled(

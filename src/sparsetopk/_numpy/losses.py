@@ -286,6 +286,9 @@ def topk_loss_vjp(
     if scale.shape not in ((), shape):
         raise ValueError(f"dy must be a number or have shape {shape}, got {scale.shape}")
     with xp.quiet():
-        share = weights / weights.sum() if reduction == "mean" else weights
+        weight = weights.sum() if reduction == "mean" else 1.0
+        share = weights / (
+            weight if weight != 0 else 1.0
+        )  # where no row counts none has a gradient
         per_row = np.broadcast_to(scale, rows.leading).reshape(-1, 1) * share
     return rows.restore(np.where(weights == 0, 0.0 * per_row, per_row * gradient))

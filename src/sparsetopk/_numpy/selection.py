@@ -199,6 +199,9 @@ def choose_lam(
     k = n), it is the scale of the row. At most n entries are asked for. ``axis``, ``where`` and
     ``largest`` are as in ``topk_mask``.
 
+    Where so many entries are equal at the boundary, as happens in 16 bits, any lam leaves them
+    fractional, and the smallest has slopes 1/lam beyond any use: clip it to what the entries are apart.
+
     >>> x = np.linspace(0.0, 1.0, 101)
     >>> lam = choose_lam(x, k=10, fractional=8)
     >>> y = topk_mask(x, k=10, lam=lam)

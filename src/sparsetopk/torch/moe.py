@@ -276,6 +276,8 @@ class ExpertChoice(_Router):
                 f"exactly one of k and capacity_factor must be given, got k={k} and "
                 f"capacity_factor={capacity_factor}"
             )
+        if capacity_factor is not None and not capacity_factor > 0:
+            raise ValueError(f"capacity_factor must be positive, got {capacity_factor}")
         options = {"p": p, "two_sided": two_sided, "select_on": select_on, "normalize": normalize}
         super().__init__(0 if k is None else k, lam, noise=noise, hard_eval=hard_eval, **options)
         self.capacity_factor, self.capacity, self.group = capacity_factor, capacity, group

@@ -309,6 +309,9 @@ def choose_lam(
     dtype in which the operators compute: float32, or float64 for such x. ``axis``, ``where`` and
     ``largest`` are as in ``topk_mask``.
 
+    Where so many entries are equal at the boundary, as happens in 16 bits, any lam leaves them
+    fractional, and the smallest has slopes 1/lam beyond any use: clip it to what the entries are apart.
+
     >>> x = jnp.linspace(0.0, 1.0, 101)
     >>> y = topk_mask(x, k=10, lam=choose_lam(x, k=10, fractional=8))
     >>> int(((y > 0) & (y < 1)).sum())

@@ -348,6 +348,9 @@ def choose_lam(
     can do it (k = 0, k = n), it is the scale of the row. At most n entries are asked for. It has no
     derivative, and the dtype in which the operators compute: float64 on the CPU.
 
+    Where so many entries are equal at the boundary, as happens in 16 bits, any lam leaves them
+    fractional, and the smallest has slopes 1/lam beyond any use: clip it to what the entries are apart.
+
     >>> x = torch.linspace(0.0, 1.0, 101)
     >>> y = topk_mask(x, k=10, lam=choose_lam(x, k=10, fractional=8))
     >>> int(((y > 0) & (y < 1)).sum())

@@ -70,11 +70,12 @@ class Found(NamedTuple):
 
 
 def _factor(weights: Tensor | None, count: int, reduction: Reduction) -> Tensor | float:
-    """What the gradient of each row is multiplied by, for this reduction; 0/0 in the mean of no rows."""
+    """What the gradient of each row is multiplied by, for this reduction: 0 where no row counts."""
     if weights is not None:
-        return weights / weights.sum() if reduction == "mean" else weights
+        total = weights.sum() if reduction == "mean" else weights.new_ones(())
+        return weights / total.masked_fill(total == 0, 1.0)
     if reduction == "mean":
-        return 1.0 / count if count else math.nan
+        return 1.0 / count if count else 0.0
     return 1.0
 
 
@@ -98,7 +99,9 @@ def forward(x: Tensor, call: Call, applies: bool = False) -> Found:
     if mean and count:
         factor, applied = 1.0, 1.0 / count
     if call.added is None and not best and isinstance(factor, float) and call.reduction != "none":
-        return Found(_scalar(x, applied * factor * total), residual, factor, applied)
+        none = call.reduction == "mean" and not count  # the mean of no rows is NaN
+        value = math.nan if none else applied * factor * total
+        return Found(_scalar(x, value), residual, factor, applied)
     values = found[0].clone()
     if best:
         others = _others(rows, call)

@@ -283,13 +283,14 @@ def total_kernel(
         there = first + at < count
         total += tl.load(part_ptr + 2 * (first + at), mask=there, other=0.0).to(tl.float64)
         weight += tl.load(part_ptr + 2 * (first + at) + 1, mask=there, other=0.0).to(tl.float64)
-    scale = tl.full((1,), 1.0, tl.float64)
+    size = tl.full((1,), 1.0, tl.float64)
     if REDUCTION == MEAN:
-        scale = 1.0 / tl.sum(weight, 0) + tl.zeros((1,), tl.float64)
+        size = tl.sum(weight, 0) + tl.zeros((1,), tl.float64)
     one = tl.arange(0, 1)
+    # The mean of no rows is NaN, and these have no gradient.
+    scale = tl.where(size == 0, 0.0, 1.0 / tl.where(size == 0, 1.0, size))
     loss = scale * tl.sum(total, 0)
-    # The mean of no rows is 0/0.
-    loss = tl.where(scale < float("inf"), loss, float("nan")).to(scale_ptr.dtype.element_ty)
+    loss = tl.where(size == 0, float("nan"), loss).to(scale_ptr.dtype.element_ty)
     tl.store(loss_ptr + one, loss.to(loss_ptr.dtype.element_ty))
     tl.store(scale_ptr + one, scale.to(scale_ptr.dtype.element_ty))
 
