@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cases import CASES, MAGNITUDES, ROWS, Case
-from launches import Counting
+from launches import Counting, Holding
 from test_derivatives import AT
 
 torch = pytest.importorskip("torch")
@@ -360,6 +360,27 @@ def test_more_passes_change_nothing(op, e, n, monkeypatch):
     # S is e times as steep as t is, and lam may be small beside the pivot
     rounding = 2.0**-23 * max(e, 1.0) * (1 + x.abs().amax(-1, keepdim=True) / lam).clamp(max=1e4)
     assert ((found - shares()).abs() <= 16 * rounding).all()
+
+
+@pytest.mark.parametrize(
+    ("op", "e", "most"),
+    [
+        (MASK, 1.0, 3.3),
+        (SIGN, 1.0, 3.3),
+        (MASK, 2.0, 5.3),
+        (MAGNITUDE, 1.0, 6.6),
+        (MAGNITUDE, 2.0, 8.1),
+        (TWO_SIDED, 2.0, 10.1),
+    ],
+)
+def test_memory_of_a_search_from_sorted_rows(op, e, most):
+    """In units of x, as docs/gpu.md says; and x is left as it is."""
+    x = torch.randn(64, 4096)
+    before, k, lam = x.clone(), torch.full((64, 1), 64.0), torch.full((64, 1), 0.1)
+    with torch.no_grad(), Holding() as found:
+        ordered.state_of(x, k, lam, Operator(op, e), False)
+    assert found.peak <= most * x.nbytes
+    assert torch.equal(x, before)
 
 
 @pytest.mark.parametrize("e", [1 / 1.05, 0.5, 0.2, 1 / 19])

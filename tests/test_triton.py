@@ -383,6 +383,7 @@ def test_compiled_for_nvidia(name, arch):
     both += [{"OP": MASK, "E": 5.0}, {"OP": SIGN, "E": 5.0}, {"OP": TWO_SIDED, "E": 2.0}]
     if name == "backward":  # forward it spills a few numbers on sm_90, as docs/gpu.md says
         both.append({"OP": TWO_SIDED, "E": 5.0})
+        both += [{"OP": MAGNITUDE, "E": e} for e in (2.0, 3.0, 5.0)]
     requests += [{"name": name, "arch": arch, "n": 8192, **BOTH, **chosen} for chosen in both]
     for request, found in zip(requests, compile_all(requests), strict=True):
         assert found["spills"] == 0, (request, found)

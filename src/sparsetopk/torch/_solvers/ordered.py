@@ -50,32 +50,83 @@ def state_of(x: Tensor, k: Tensor, lam: Tensor, operator: Operator, hard: bool |
     nothing = k == 0
     end, rest = n - last.clamp(1, n), n - whole
     first = s.gather(-1, n - (whole + 1).clamp(1, n))
-    if hard is not True:
-        counted = (torch.arange(n, device=x.device) >= rest).view(torch.int8)
-        if operator.exponent < 1.0 and operator.op != TWO_SIDED:
-            found = SteepRows(s, counted, rest, frac, lam, operator).find()
-        else:
-            kind = _Curved if operator.op == MAGNITUDE else _Straight
-            more = s, counted, whole, rest, frac, lam, first, operator
-            # The rows that it starts with are not held, nor what is measured from their pivots.
-            rows, u, bracket = kind(s, (s - first).div_(lam), *more).start(end)
-            found = rows.find(u, bracket)
+    empty = nothing | invalid
+    # What is asked of the rows comes first, as the search overwrites them.
     if hard is not False:
         pivot = s.gather(-1, end)
         at_boundary = State(pivot, (whole - _number(s > pivot)).to(lam.dtype) + frac)
-        pairs = zip(at_boundary, at_boundary if hard else found, strict=True)
-        found = State(*(torch.where(lam == 0, one, other) for one, other in pairs))
-    pivot, delta = found
-    empty = nothing | invalid
     if not even:
-        crowded = first == torch.inf
-        delta = torch.where(crowded, _sum(s == torch.inf, lam.dtype), delta)
-        pivot.masked_fill_(crowded, torch.inf)  # in place, as that is one launch
+        crowded, crowd = first == torch.inf, _sum(s == torch.inf, lam.dtype)
     if operator.op != SIGN:  # the signed mask may take less than k
         everything = whole >= _number(s > -torch.inf)
-        pivot, empty = pivot.masked_fill_(everything, -torch.inf), empty | everything
+        empty = empty | everything
+    if hard is True:
+        found = at_boundary
+    elif operator.exponent < 1.0 and operator.op != TWO_SIDED:
+        found = SteepRows(s, _counted(n, rest), rest, frac, lam, operator).find()
+    else:
+        found = _found(s, whole, rest, frac, lam, first, end, operator)
+    if hard is not False:
+        pairs = zip(at_boundary, found, strict=True)
+        found = State(*(torch.where(lam == 0, one, other) for one, other in pairs))
+    pivot, delta = found
+    if not even:
+        delta = torch.where(crowded, crowd, delta)
+        pivot.masked_fill_(crowded, torch.inf)  # in place, as that is one launch
+    if operator.op != SIGN:
+        pivot.masked_fill_(everything, -torch.inf)
     pivot.masked_fill_(nothing, torch.inf).masked_fill_(invalid, torch.nan)
     return State(pivot, delta.masked_fill_(empty, 0.0))
+
+
+def _found(
+    s: Tensor,
+    whole: Tensor,
+    rest: Tensor,
+    frac: Tensor,
+    lam: Tensor,
+    first: Tensor,
+    end: Tensor,
+    operator: Operator,
+) -> State:
+    """The state of ascending rows, which are overwritten, given a_[floor k + 1] and where a_[ceil k] is;
+    (0, 0) where the threshold ends at 0, so that the signed mask takes less than k.
+
+    Memory is what a search takes: rows are not held when there are others, measured from a pivot that is
+    closer, nor what the passes do not ask for.
+    """
+    few = _few(s, whole, rest, frac, lam, operator)
+    more = s, whole, rest, frac, lam, first, operator
+    if operator.op == MAGNITUDE:
+        curved, u, bracket = _Curved(s, (s - first).div_(lam), *more).start(end)
+        u, bracket = curved.search(u, bracket)
+        curved, u, bracket = curved.nearby(u, bracket)
+        found = curved.found(u, bracket)
+    else:
+        straight, u, bracket = _Straight(s, (s - first).div_(lam), *more).start(end)
+        found = straight.found(u, bracket)
+    if few is None:
+        return found
+    pivot, delta = found
+    pinned = few | (delta >= pivot / lam)
+    return State(pivot.masked_fill_(pinned, 0.0), delta.masked_fill_(pinned, 0.0))
+
+
+def _few(
+    s: Tensor, whole: Tensor, rest: Tensor, frac: Tensor, lam: Tensor, operator: Operator
+) -> Tensor | None:
+    """The rows of which a threshold of 0 selects at most k, for even phi."""
+    if operator.op == MAGNITUDE:
+        return _number(s > 0) <= whole
+    if operator.op != SIGN:
+        return None
+    share = operator.reg(xp).response((s / lam).clamp_(max=1.0))
+    return _sum(share.sub_(_counted(s.shape[-1], rest))) <= frac
+
+
+def _counted(n: int, rest: Tensor) -> Tensor:
+    """1 for the floor(k) largest: compared with these one by one, sums keep their digits."""
+    return (torch.arange(n, device=rest.device) >= rest).view(torch.int8)
 
 
 def _number(flags: Tensor) -> Tensor:
@@ -103,12 +154,9 @@ class _Rows:
     """Rows in ascending order, measured from their pivots. Rows that have no threshold are in here too,
     and nobody looks at what becomes of them."""
 
-    s: Tensor
+    s: Tensor  # until ``r`` is written over it
     r: Tensor  # (s - pivot)/lam
-    alone: Tensor  # which entry, or for x^2/2 at which u it becomes whole
-    counted: (
-        Tensor  # 1 for the floor(k) largest: compared with these one by one, sums keep their digits
-    )
+    alone: Tensor  # for x^2/2, the u at which it becomes whole
     whole: Tensor
     rest: Tensor  # n - floor(k)
     frac: Tensor
@@ -137,8 +185,8 @@ class _Rows:
         """z of every entry, its slope in u, and how far it is over its kink."""
         raise NotImplementedError
 
-    def _kinks(self, alone: Tensor) -> Tensor:
-        """u at which entries become whole."""
+    def _kinks(self, i: Tensor) -> Tensor:
+        """u at which the i-th entries become whole."""
         raise NotImplementedError
 
     def _middle(self, bracket: _Bracket) -> Tensor:
@@ -158,10 +206,12 @@ class _Rows:
         rounding = 4.0 * self._eps * self.operator.exponent
         z, slope, over = self._responses(u)
         above, near = over > rounding, over >= -rounding
+        del over
         if self.operator.exponent > 3.0 and self.operator.op != TWO_SIDED:
             above = self._whole(z, above, near)
         taken, reached = _number(above), _number(near)
-        mass = _sum(z.clamp(max=1.0).masked_fill_(above, 0.0))
+        mass = _sum(z.clamp_(max=1.0).masked_fill_(above, 0.0))
+        del z
         slopes = slope.masked_fill_(above, 0.0)
         left = (self.whole - taken).to(mass.dtype) + self.frac
         value = mass - left
@@ -209,16 +259,15 @@ class _Rows:
 
     def _next_kink(self, below: Tensor, taken: Tensor, reached: Tensor) -> Tensor:
         """Of the first entry that is not whole yet, or of the last that is, on the way to the root."""
-        n = self.s.shape[-1]
-        i = torch.where(below, n - 1 - reached, n - taken).clamp(0, n - 1)
-        return self._kinks(self.alone.gather(-1, i))
+        n = self.r.shape[-1]
+        return self._kinks(torch.where(below, n - 1 - reached, n - taken).clamp(0, n - 1))
 
 
 class _Straight(_Rows):
     """With phi' = 1, where u is delta."""
 
     def start(self, end: Tensor) -> tuple[_Straight, Tensor, _Bracket]:
-        """What ``find`` starts with, given where a_[ceil k] is."""
+        """What the search starts with, given where a_[ceil k] is."""
         lo, hi = self._grid()
         hi = torch.minimum(hi, 1.0 - self.r.gather(-1, end))
         if self.operator.op == SIGN:
@@ -226,17 +275,11 @@ class _Straight(_Rows):
         lo = lo.clamp(min=self.reg.zero)
         return self._moved(_Bracket(lo, torch.maximum(hi, lo)))
 
-    def find(self, u: Tensor, bracket: _Bracket) -> State:
-        """The state; (0, 0) where the signed mask takes less than k."""
+    def found(self, u: Tensor, bracket: _Bracket) -> State:
         if self.operator.exponent == 1.0 and self.operator.op != TWO_SIDED:
-            u = self._linear_search(u, bracket)
-        else:
-            u, _ = self._search(u, bracket, self._more(self._passes))
-        if self.operator.op != SIGN:
-            return State(self.pivot, u)
-        share = self.reg.response((self.s / self.lam).clamp_(max=1.0))
-        pinned = (_sum(share - self.counted) <= self.frac) | (u >= self.pivot / self.lam)
-        return State(self.pivot.masked_fill_(pinned, 0.0), u.masked_fill_(pinned, 0.0))
+            return State(self.pivot, self._linear_search(u, bracket))
+        u, _ = self._search(u, bracket, self._more(self._passes))
+        return State(self.pivot, u)
 
     @property
     def _passes(self) -> int:
@@ -274,23 +317,25 @@ class _Straight(_Rows):
         moved, rounding = u * (rounding < 0.01), rounding.clamp(max=0.01)
         at = self.pivot - self.lam * moved
         ends = bracket.lo - moved - rounding, bracket.hi - moved + rounding
-        return replace(self, r=(self.s - at).div_(self.lam), pivot=at), u - moved, _Bracket(*ends)
+        r = self.s.sub_(at).div_(self.lam)
+        return replace(self, s=r, r=r, alone=r, pivot=at), u - moved, _Bracket(*ends)
 
-    def _kinks(self, alone: Tensor) -> Tensor:
-        return 1.0 - (alone - self.pivot) / self.lam
+    def _kinks(self, i: Tensor) -> Tensor:
+        return 1.0 - self.r.gather(-1, i)
 
     def _responses(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        t = self.r + u
-        z, slope = self.reg.response_and_slope(t.clamp(self.reg.zero, 1.0))
-        return z, slope * (t > self.reg.zero), t - 1.0
+        z, slope = self.reg.response_and_slope((self.r + u).clamp_(self.reg.zero, 1.0))
+        t = self.r + u  # again, and not held beside S
+        return z, slope.mul_(t > self.reg.zero), t.sub_(1.0)
 
     def _linear_search(self, u: Tensor, bracket: _Bracket) -> Tensor:
         """For p = 2: linear between kinks, in as few operations as it takes."""
+        counted = _counted(self.r.shape[-1], self.rest)
         for _ in range(self._more(_LINEAR_PASSES)):
             t = self.r + u
             z = t.clamp(0.0, 1.0)
             size = _sum(t.eq_(z))  # in place, as memory is what these passes take
-            value = _sum(z.sub_(self.counted)) - self.frac
+            value = _sum(z.sub_(counted)) - self.frac
             del t, z
             bracket = bracket.narrowed(u, value <= 0)
             target = torch.addcdiv(u, value, size, value=-1.0)
@@ -303,26 +348,29 @@ class _Curved(_Rows):
     """With x^2/2 as phi, where v = pivot/(1 + u)."""
 
     def start(self, end: Tensor) -> tuple[_Curved, Tensor, _Bracket]:
-        """What ``find`` starts with, given where a_[ceil k] is."""
+        """What the search starts with, given where a_[ceil k] is."""
         t, v = self._whole_alone()
         # For the entry a, u = (pivot - v)/v with v = a - lam t: in these parts it has its digits where
         # lam is tiny beside the pivot too.
-        over, room = self.pivot - self.s, self.lam * t
-        at = replace(self, alone=((over + room) / v).clamp(max=self._largest / 8))
+        over, room = self.pivot - self.s, t.mul_(self.lam)
+        there = [each.gather(-1, end) for each in (over, room, v)]
+        at = replace(self, alone=over.add_(room).div_(v).clamp_(max=self._largest / 8))
+        del t, v, over, room
         hi = at.alone.gather(-1, end)
         # With what is at its upper end, a kink that may be looked at
-        slack = ((over.abs() + room) / v).clamp(max=self._largest / 8).gather(-1, end)
+        slack = ((there[0].abs() + there[1]) / there[2]).clamp(max=self._largest / 8)
         hi = (hi + 4.0 * self._eps * slack).clamp(min=0.0)
         bracket = _Bracket(torch.zeros_like(hi), hi)
         return at, self._start(bracket), bracket
 
-    def find(self, u: Tensor, bracket: _Bracket) -> State:
-        """The state; (0, 0) where the threshold ends at 0."""
+    def search(self, u: Tensor, bracket: _Bracket) -> tuple[Tensor, _Bracket]:
         passes = self._more(_CURVED_PASSES + (_MORE_PASSES if self.operator.exponent > 3.0 else 0))
-        u, bracket = self._search(u, bracket, passes)
-        pivot, delta = self._from_nearby(u, bracket)
-        pinned = (_number(self.s > 0) <= self.whole) | (delta >= pivot / self.lam)
-        return State(pivot.masked_fill_(pinned, 0.0), delta.masked_fill_(pinned, 0.0))
+        return self._search(u, bracket, passes)
+
+    def found(self, u: Tensor, bracket: _Bracket) -> State:
+        """The state, given what is ``nearby``."""
+        u, _ = self._search(u, bracket, _LAST_PASSES)
+        return State(self.pivot, self.pivot / self.lam * (u / (1.0 + u)))
 
     @property
     def _largest(self) -> float:
@@ -345,14 +393,14 @@ class _Curved(_Rows):
         not far below, that is too large. Newton's method would meet kinks that are orders of magnitude
         apart one by one."""
         index = torch.arange(self.s.shape[-1], device=self.s.device)
-        left = (index + 1 - self.rest).to(self.frac.dtype) + self.frac
+        left = (index + 1 - self.rest).to(self.frac.dtype).add_(self.frac)
         mass = self.reg.response(self.s / self.lam).cumsum(dim=-1)
-        v = torch.where(left > 0, mass / left, torch.inf).amin(dim=-1, keepdim=True)
+        v = torch.where(left > 0, mass.div_(left), torch.inf).amin(dim=-1, keepdim=True)
         u = torch.clamp(self.pivot / v - 1.0, *bracket)
         return torch.where(u > 1.0, u, self._middle(bracket))
 
-    def _kinks(self, alone: Tensor) -> Tensor:
-        return alone
+    def _kinks(self, i: Tensor) -> Tensor:
+        return self.alone.gather(-1, i)
 
     def _middle(self, bracket: _Bracket) -> Tensor:
         """By ratio, where the ends of v are far apart."""
@@ -362,14 +410,15 @@ class _Curved(_Rows):
 
     def _responses(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         v, unit = self.pivot / (1.0 + u), self.pivot / self.lam
-        t = (self.r + unit * (u / (1.0 + u))).clamp(min=0.0)
+        t = (self.r + unit * (u / (1.0 + u))).clamp_(min=0.0)
         z, slope = self.reg.response_and_slope(t)
-        z = z / v
-        slope = slope * (unit / (v * (1.0 + u) ** 2)) + z / (1.0 + u)
-        return z, slope * (t > 0), z - 1.0
+        z, inside = z / v, t > 0
+        del t
+        slope.mul_(unit / (v * (1.0 + u) ** 2)).add_(z / (1.0 + u)).mul_(inside)
+        return z, slope, z - 1.0
 
-    def _from_nearby(self, u: Tensor, bracket: _Bracket) -> State:
-        """The same threshold, from itself as the pivot, unless it is next to the pivot anyway."""
+    def nearby(self, u: Tensor, bracket: _Bracket) -> tuple[_Curved, Tensor, _Bracket]:
+        """The same rows from this threshold as the pivot, unless it is next to the pivot anyway."""
         rounding = 8.0 * self._eps
         moves = 100.0 * rounding * (1.0 + u) < u
         at = torch.where(moves, self.pivot / (1.0 + u), self.pivot)
@@ -377,10 +426,11 @@ class _Curved(_Rows):
         # (1 + u) ratio - 1, which cancels where v is far below the pivot: to eps, unless it is in parts
         # there, as it must be where v is close to the pivot and lam tiny beside it.
         ends = torch.cat([*bracket, u, self.alone], dim=-1)  # as one, in a quarter of the launches
-        more = 1.0 + ends
-        ends = torch.where(ratio < 0.5, ratio * more - 1.0, move * more + ends)
+        far = ratio < 0.5
+        more = (1.0 + ends).mul_(torch.where(far, ratio, move))
+        ends = more.add_(ends.masked_fill_(far, -1.0))
         lo, hi, u, alone = ends[:, :1], ends[:, 1:2], ends[:, 2:3], ends[:, 3:]
         margin = torch.where(moves, rounding, 0.0)
-        nearby = replace(self, r=(self.s - at) / self.lam, alone=alone, pivot=at)
-        u, _ = nearby._search(u, _Bracket((lo - margin).clamp(min=-0.5), hi + margin), _LAST_PASSES)
-        return State(at, at / self.lam * (u / (1.0 + u)))
+        r = self.s.sub_(at).div_(self.lam)
+        rows = replace(self, s=r, r=r, alone=alone, pivot=at)
+        return rows, u, _Bracket((lo - margin).clamp(min=-0.5), hi + margin)

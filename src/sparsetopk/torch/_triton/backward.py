@@ -58,7 +58,8 @@ def block_rule(
 @triton.jit
 def block_moves(rho, g, mean, lam):
     """How the block moves: S'(t)/lam (g - mean), finite."""
-    return tl.minimum(rho / lam[:, None], largest(rho.dtype) * 1e-6) * (g - mean[:, None])
+    inv = 1.0 / lam  # one division, where one for every entry would take registers
+    return tl.minimum(rho * inv[:, None], largest(rho.dtype) * 1e-6) * (g - mean[:, None])
 
 
 @triton.jit
@@ -101,9 +102,9 @@ def _in_lam(
     t, _, slope, inside, above, _ = split_entries(a, pivot, delta, lam, OP, E)
     inside, above = settled(inside, above, whole)
     moved = block_moves(tl.where(inside, slope, 0.0), tl.where(inside, g, 0.0), mean, lam)
-    only_t = tl.sum(tl.where(inside & single[:, None], t, 0.0), 1)
+    moved = tl.where(single[:, None], -1.0, moved)  # for the t of an entry that is the block alone
     dlam = -tl.sum(tl.where(inside, moved * t, 0.0), 1)
-    dlam = tl.where(single, sum_g * only_t * rest, dlam)
+    dlam *= tl.where(single, sum_g * rest, 1.0)
     if OP == MAGNITUDE and not DEBIAS:
         _, in_lam = lone_slopes(d, lam, OP, E)
         dlam += tl.sum(tl.where(selected(a, above, pivot), in_lam * g, 0.0), 1)
@@ -148,9 +149,11 @@ def _relaxed(
     pivot, delta = state_at(state_ptr, row, m)
     g = cotangent(x, given, OP, TIMES)
     rule, sum_g, whole, taken = _of_rows(a, g, k, frac, lam, pivot, delta, OP, E, DEBIAS)
-    crowd = tl.where(pivot == float("inf"), delta, 0.0)
-    shared = tl.sum(tl.where((crowd > 0)[:, None] & (a == float("inf")), g, 0.0), 1)
-    dk = rule[4] + shared / tl.maximum(crowd, 1.0)
+    dk = rule[4]
+    if not is_even(OP):  # for which an infinity has no meaning
+        crowd = tl.where(pivot == float("inf"), delta, 0.0)
+        shared = tl.sum(tl.where((crowd > 0)[:, None] & (a == float("inf")), g, 0.0), 1)
+        dk += shared / tl.maximum(crowd, 1.0)
     dlam = 0.0 * lam
     if IN_LAM:
         pivot, delta = state_at(state_ptr, row, m, AGAIN)

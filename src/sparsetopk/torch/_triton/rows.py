@@ -222,9 +222,11 @@ def relaxed_output(
         inner = tl.minimum(inner + lam[:, None] * t, a)  # S(t) <= v but for rounding
     above = selected(a, above, pivot)
     y = tl.where(above, whole_output(a, d, DEBIAS, OP, E), tl.where(inside, inner, 0.0))
-    crowd = tl.where(pivot == float("inf"), delta, 0.0)
-    shared = (k.to(a.dtype) + frac) / tl.maximum(crowd, 1.0)
-    return tl.where((crowd > 0)[:, None] & (a == float("inf")), shared[:, None], y)
+    if not is_even(OP):  # for which an infinity has no meaning
+        crowd = tl.where(pivot == float("inf"), delta, 0.0)
+        shared = (k.to(a.dtype) + frac) / tl.maximum(crowd, 1.0)
+        y = tl.where((crowd > 0)[:, None] & (a == float("inf")), shared[:, None], y)
+    return y
 
 
 @triton.jit
