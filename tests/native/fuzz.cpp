@@ -403,7 +403,11 @@ void fuzz_loss(const char* dtype, const Setting& setting, const char* content, s
       const bool here = kind == 0 && std::int64_t(j - row * n) == labels[row];
       const double t = kind == 2 ? weights[j] : here ? 1 : 0;
       const double expected = counts ? double(widen(from_double<X>(out - t))) : 0;
-      check(kind == 1 || got == expected || (out != out && got != got), "y - t", got, expected);
+      // In 16 bits y is rounded here, and not there, where it is made by other kernels, those of float32.
+      const double size = std::fabs(out) + std::fabs(out - t);
+      const double room = sizeof(X) == 2 ? Units<X>::one * size + Units<float>::one : 0;
+      const bool equal = got == expected || std::fabs(got - expected) <= room || (out != out && got != got);
+      check(kind == 1 || equal, "y - t", got, expected);
     }
     check(!finite || std::isfinite(value[row]), "the loss of finite numbers", value[row]);
   }
