@@ -273,7 +273,7 @@ CALLS = {
     "unknown completion": (
         lambda: st.topk_loss(X, [0, 1], 2, completion="fill"),
         ValueError,
-        r"completion must be one of 'spread', 'best', got 'fill'",
+        r"completion must be 'spread', 'best' or None, got 'fill'",
     ),
     "unknown reduction": (
         lambda: st.topk_loss(X, [0, 1], 2, reduction="average"),

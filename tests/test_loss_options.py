@@ -126,6 +126,7 @@ def test_a_bad_label_makes_its_row_nan(completion):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"label_smoothing": "a"}, "label_smoothing must be a number, got 'a'"),
         ({"label_smoothing": 1.5}, r"label_smoothing must be in \[0, 1\], got 1.5"),
         ({"label_smoothing": 0.1, "completion": "best"}, "label_smoothing must be 0 with"),
         ({"ignore_index": 1.5}, "ignore_index must be an int, got 1.5"),

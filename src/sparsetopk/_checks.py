@@ -140,8 +140,10 @@ def check_loss(
 ) -> None:
     """The options of ``topk_loss``."""
     check_choice("reduction", reduction, ("mean", "sum", "none"))
-    if completion is not None:
-        check_choice("completion", completion, ("spread", "best"))
+    if completion is not None and completion not in ("spread", "best"):
+        raise ValueError(f"completion must be 'spread', 'best' or None, got {completion!r}")
+    if isinstance(label_smoothing, str):
+        raise TypeError(f"label_smoothing must be a number, got {label_smoothing!r}")
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
     if label_smoothing and completion == "best":
