@@ -158,7 +158,7 @@ BlockSums sum_part(const Solved<X, Kind>& row, const X* x, const X* g, std::size
 
 // What the block adds to the derivatives of its entries: dx_i = b g_i + rho_i/lam (g_i - mean), b = 1 for
 // the debiased magnitude, else 0. An entry that is the block alone feels the curvature of phi alone; and so does each
-// of a block of magnitudes that as much of k is left for as it has entries: they are equal, and selected whole.
+// of a block of magnitudes that as much of k is left for as it has entries: they are equal within rounding, and selected whole.
 struct Block {
   double mean = 0, scale, debias, alone = 0;
   bool single;
@@ -169,7 +169,7 @@ struct Block {
       : scale(1 / row.lam), debias(Kind::kMagnitude && row.debias ? 1 : 0), single(sums.size == 1 && !row.pinned) {
     const bool is_whole = row.k == ::floor(row.k);
     const double left = Kind::kMagnitude ? row.k - sums.whole : is_whole ? ::round(sums.whole) : sums.whole;
-    const bool whole = Kind::kMagnitude && sums.size > 0 && left >= sums.size;
+    const bool whole = Kind::kMagnitude && !row.pinned && sums.size > 0 && left >= sums.size;
     const double rho = whole ? sums.rho / sums.size : sums.rho;
     const double curvature = whole ? 1 : row.kind.second() * left;
     const double total = rho + row.lam * curvature;
@@ -188,10 +188,10 @@ struct Block {
     dk = left > 0 && left < sums.size ? prime * mean : 0;
     dlam = moves ? (mean * sums.rho_t - sums.rho_g_t) / row.lam : 0;
     if (single) {
-      const double t = sums.rho > 0 ? sums.rho_t / sums.rho : 0;
+      const double g_t = rho > 0 ? sums.rho_g_t / rho : 0;  // of each its own t: with a large lam they may differ
       // debias - alone, in which a large lam would leave no digits of the difference.
       const double rest = debias > 0 && total > 0 ? rho * (1 - curvature) / total : -alone;
-      dlam = sums.g * t * rest;
+      dlam = g_t * rest;
     }
     dlam += sums.whole_in_lam;
   }

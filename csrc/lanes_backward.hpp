@@ -155,7 +155,7 @@ void LaneCotangents<Kind, T, kAll>::average() {
   V left = kMagnitude ? k_ - sums_.whole : sums_.whole;
   if (kAll && !kMagnitude)
     for (std::size_t i = 0; i < kWidth<T>; ++i) left[i] = is_whole_[i] ? T(::round(double(left[i]))) : left[i];
-  const F whole = kMagnitude ? (sums_.size > 0) & (left >= sums_.size) : F{};
+  const F whole = kMagnitude ? (sums_.size > 0) & (left >= sums_.size) & ~pinned_ : F{};
   const V rho = whole ? sums_.rho / sums_.size : sums_.rho;
   const V curvature = kMagnitude ? (whole ? all_lanes(T(1)) : left) : none, total = rho + lam_ * curvature;
   const F moves = kMagnitude ? left > 0 : ~F{}, shares = (total > 0) & ~pinned_ & moves;
@@ -167,11 +167,11 @@ void LaneCotangents<Kind, T, kAll>::average() {
   finite = absolute_lanes(mean_) <= T(1e30);
   if (kAll) {
     dk = (left > 0) & (left < sums_.size) ? prime_ * mean_ : none;
-    const V t = sums_.rho > 0 ? sums_.rho_t / sums_.rho : none;
+    const V g_t = rho > 0 ? sums_.rho_g_t / rho : none;
     dlam = (mean_ * sums_.rho_t - sums_.rho_g_t) * inverse_;
     // debias - alone, as in output.hpp.
     const V lone = rho * (1 - curvature) / total, rest = debias_ ? (shares ? lone : none) : -alone;
-    dlam = (moves ? (single ? sums_.g * t * rest : dlam) : none) + sums_.whole_in_lam;
+    dlam = (moves ? (single ? g_t * rest : dlam) : none) + sums_.whole_in_lam;
     finite &= (absolute_lanes(dlam) <= T(1e30)) & (absolute_lanes(dk) <= T(1e30));
   }
 }
